@@ -1,0 +1,76 @@
+"""Several implementations of one meaning, and the rule that picks one.
+
+An explicit name never falls back: it runs, or it raises with the reason. Without a
+name the supported backend of the highest priority runs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One implementation.
+
+    Attributes:
+        name: What users write as `implementation=`.
+        run: The implementation.
+        supports: From the arguments to None, or the reason they are refused.
+        priority: The supported backend with the highest one is the default.
+        options: Names of the `kernel_options` it reads.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    supports: Callable[[Any], str | None]
+    priority: int
+    options: tuple[str, ...] = ()
+
+
+def choose(
+    operation: str, backends: Sequence[Backend], arguments: Any, name: str | None
+) -> Backend:
+    """The named backend, or the best one that supports the arguments.
+
+    Args:
+        operation: The public function, for error messages.
+        backends: All implementations of it.
+        arguments: What `Backend.supports` looks at.
+        name: The user's explicit choice; None leaves it to the priorities.
+
+    Raises:
+        ValueError: If the name is unknown.
+        NotImplementedError: If the named backend refuses the arguments, or all do.
+    """
+    ranked = sorted(backends, key=lambda backend: -backend.priority)
+    candidates = [b for b in ranked if name is None or b.name == name]
+    if not candidates:
+        known = ", ".join(repr(b.name) for b in ranked)
+        raise ValueError(
+            f"{operation}: implementation={name!r} is unknown; there is {known}.\n"
+            "Leave implementation=None to take the fastest one that supports the "
+            "arguments."
+        )
+    refusals = []
+    for backend in candidates:
+        reason = backend.supports(arguments)
+        if reason is None:
+            return backend
+        refusals.append(f"{backend.name}: {reason}")
+    raise NotImplementedError(f"{operation}: " + "; ".join(refusals) + ".")
+
+
+def check_options(operation: str, backend: Backend, options: dict[str, Any]) -> None:
+    """Refuse options the chosen backend does not read.
+
+    Raises:
+        ValueError: Naming the unknown options and the known ones.
+    """
+    unknown = sorted(set(options) - set(backend.options))
+    if unknown:
+        known = ", ".join(backend.options) or "none"
+        raise ValueError(
+            f"{operation}: kernel_options {unknown} are unknown to "
+            f"implementation={backend.name!r}, which reads: {known}."
+        )

@@ -1,0 +1,158 @@
+"""flex_attention: the public function, which checks, picks a backend and runs it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from .._backends import Backend, check_options, choose
+from . import reference, xla
+from .arguments import check_arrays, check_block_mask, close_score_mod
+from .block_mask import BlockMask
+
+
+@dataclass(frozen=True)
+class AuxRequest:
+    """Which extra results flex_attention returns.
+
+    Attributes:
+        lse: The log-sum-exp of each query's scores, in natural logarithm.
+        max_scores: The largest score of each query; carries no gradient.
+    """
+
+    lse: bool = False
+    max_scores: bool = False
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class AuxOutput:
+    """The extra results: None where not requested.
+
+    Attributes:
+        lse: Log-sum-exp, (B, T, H), in the softmax's dtype; -inf for a query that sees
+            nothing.
+        max_scores: Largest score, (B, T, H), likewise.
+    """
+
+    lse: Float[Array, "B T H"] | None = None
+    max_scores: Float[Array, "B T H"] | None = None
+
+
+def _anything(arguments: Any) -> None:
+    """Plain JAX takes every argument that passed the checks."""
+    return
+
+
+BACKENDS = (
+    Backend("reference", reference.attend, _anything, priority=0),
+    Backend("xla", xla.attend, _anything, priority=1, options=("block_q", "block_kv")),
+)
+
+
+def flex_attention(
+    query: Float[Array, "B T H D"],
+    key: Float[Array, "Bk S K D"],
+    value: Float[Array, "Bk S K V"],
+    *,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_aux: AuxRequest | None = None,
+    implementation: str | None = None,
+    kernel_options: dict[str, Any] | None = None,
+) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], AuxOutput]:
+    r"""Scaled dot-product attention whose scores and mask you program.
+
+    .. math::
+        s_{ij} = \mathrm{score\_mod}(\mathrm{scale}\, q_i \cdot k_j,\, b, h, i, j),
+        \qquad o_i = \sum_j \mathrm{softmax}_j(s_{ij})\, v_j
+
+    over the keys `j` that the mask leaves to query `i`. The softmax runs in float32
+    (float64 for float64 arrays). A query that sees no key gives output 0.
+
+    Args:
+        query: Queries.
+        key: Keys. Bk is B, or 1 to share them among the batch.
+        value: Values; V may differ from D.
+        score_mod: `(score, b, h, q_idx, kv_idx) -> score` for scalars: the already
+            scaled score, the query's batch and head index, and both positions. It may
+            capture arrays; floating ones get gradients.
+        block_mask: From `create_block_mask`, for this q_len and kv_len.
+        scale: Factor of the products; 1/sqrt(D) if None.
+        enable_gqa: Allow H to be a multiple of K: query head h uses key head h // (H/K).
+        return_aux: Which extra results to return. Without it, the output alone.
+        implementation: "reference" (the definition, quadratic memory) or "xla" (blocks,
+            linear memory). None takes the fastest that supports the arguments; a name
+            never falls back.
+        kernel_options: For "xla": `block_q`, `block_kv`, queries and keys of a block
+            when there is no block_mask.
+
+    Returns:
+        The output in the query's dtype, or (output, AuxOutput).
+
+    Raises:
+        ValueError: If shapes, heads, mask or options do not fit.
+        TypeError: If a dtype or a mod does not fit.
+        NotImplementedError: If the named implementation refuses the arguments.
+
+    Example:
+        >>> import jax, pliax as px
+        >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 8, 2, 4))
+        >>> causal = px.create_block_mask(lambda b, h, q, k: q >= k, None, None, 8, 8)
+        >>> px.flex_attention(q, k, v, block_mask=causal).shape
+        (1, 8, 2, 4)
+
+    References:
+        Dong et al., "FlexAttention: A programming model for generating optimized
+        attention kernels", 2024.
+    """
+    check_arrays(query, key, value, enable_gqa=enable_gqa)
+    if block_mask is not None:
+        check_block_mask(query, key, block_mask)
+    options = dict(kernel_options or {})
+    backend = choose("flex_attention", BACKENDS, None, implementation)
+    check_options("flex_attention", backend, options)
+    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    out, lse, maximum = _run(
+        (query, key, value),
+        close_score_mod(score_mod, dtype),
+        block_mask,
+        name=backend.name,
+        scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+        options=tuple(sorted(options.items())),
+    )
+    if return_aux is None:
+        return out
+    return out, AuxOutput(
+        lse if return_aux.lse else None, maximum if return_aux.max_scores else None
+    )
+
+
+@jax.jit(static_argnames=("name", "scale", "options"))
+def _run(
+    arrays: tuple[Array, Array, Array],
+    score_mod: Any,
+    block_mask: BlockMask | None,
+    *,
+    name: str,
+    scale: float,
+    options: tuple[tuple[str, int], ...],
+) -> tuple[Array, Array, Array]:
+    """One trace for all mods of the same structure: they are arguments, not closures."""
+    query, key, value = arrays
+    key, value = (jnp.broadcast_to(x, (query.shape[0], *x.shape[1:])) for x in (key, value))
+    (backend,) = (b for b in BACKENDS if b.name == name)
+    return backend.run(
+        query,
+        key,
+        value,
+        score_mod=score_mod,
+        block_mask=block_mask,
+        scale=scale,
+        **dict(options),
+    )

@@ -1,0 +1,41 @@
+"""Strict JAX for every test: 8 CPU devices, no promotion, checked annotations."""
+
+import os
+
+import jax
+import pytest
+from hypothesis import HealthCheck, settings
+from jaxtyping import install_import_hook
+
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Before pliax is first imported: every annotation of the package becomes a check.
+install_import_hook("pliax", "beartype.beartype")
+
+_SLOW_BY_NATURE = [HealthCheck.too_slow, HealthCheck.differing_executors]
+settings.register_profile(
+    "ci", deadline=None, max_examples=15, suppress_health_check=_SLOW_BY_NATURE
+)
+settings.register_profile("thorough", settings.get_profile("ci"), max_examples=300)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture
+def standard_promotion():
+    """For calls into optax: optax 0.2.8 mixes dtypes and fails under strict."""
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
+        yield
+
+
+@pytest.fixture
+def mesh_4x2():
+    """The 8 simulated devices as a 4 x 2 mesh with Auto axes."""
+    auto = jax.sharding.AxisType.Auto
+    return jax.make_mesh((4, 2), ("x", "y"), axis_types=(auto, auto))
