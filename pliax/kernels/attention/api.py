@@ -6,12 +6,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from .._backends import Backend, check_options, choose
+from pliax.core.typing import Leaf
+from pliax.kernels._backends import Backend, check_options, choose
+
 from . import reference, xla
 from .arguments import check_arrays, check_block_mask, close_score_mod
 from .block_mask import BlockMask
+from .tiles import softmax_dtype
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,8 @@ class AuxOutput:
         max_scores: Largest score, (B, T, H), likewise.
     """
 
-    lse: Float[Array, "B T H"] | None = None
-    max_scores: Float[Array, "B T H"] | None = None
+    lse: Leaf = None
+    max_scores: Leaf = None
 
 
 def _anything(arguments: Any) -> None:
@@ -54,9 +57,9 @@ BACKENDS = (
 
 
 def flex_attention(
-    query: Float[Array, "B T H D"],
-    key: Float[Array, "Bk S K D"],
-    value: Float[Array, "Bk S K V"],
+    query: Array,
+    key: Array,
+    value: Array,
     *,
     score_mod: Callable[..., Any] | None = None,
     block_mask: BlockMask | None = None,
@@ -65,7 +68,7 @@ def flex_attention(
     return_aux: AuxRequest | None = None,
     implementation: str | None = None,
     kernel_options: dict[str, Any] | None = None,
-) -> Float[Array, "B T H V"] | tuple[Float[Array, "B T H V"], AuxOutput]:
+) -> Any:
     r"""Scaled dot-product attention whose scores and mask you program.
 
     .. math::
@@ -76,15 +79,15 @@ def flex_attention(
     (float64 for float64 arrays). A query that sees no key gives output 0.
 
     Args:
-        query: Queries.
-        key: Keys. Bk is B, or 1 to share them among the batch.
-        value: Values; V may differ from D.
+        query: Queries, (B, T, H, D).
+        key: Keys, (B, S, K, D), or (1, S, K, D) to share them among the batch.
+        value: Values, (B, S, K, V), likewise; V may differ from D.
         score_mod: `(score, b, h, q_idx, kv_idx) -> score` for scalars: the already
             scaled score, the query's batch and head index, and both positions. It may
             capture arrays; floating ones get gradients.
         block_mask: From `create_block_mask`, for this q_len and kv_len.
         scale: Factor of the products; 1/sqrt(D) if None.
-        enable_gqa: Allow H to be a multiple of K: query head h uses key head h // (H/K).
+        enable_gqa: Allow H to be a multiple of K; query head h uses key head h K // H.
         return_aux: Which extra results to return. Without it, the output alone.
         implementation: "reference" (the definition, quadratic memory) or "xla" (blocks,
             linear memory). None takes the fastest that supports the arguments; a name
@@ -93,7 +96,8 @@ def flex_attention(
             when there is no block_mask.
 
     Returns:
-        The output in the query's dtype, or (output, AuxOutput).
+        The output, (B, T, H, V), in the query's dtype; with `return_aux` the pair
+        (output, AuxOutput).
 
     Raises:
         ValueError: If shapes, heads, mask or options do not fit.
@@ -117,7 +121,7 @@ def flex_attention(
     options = dict(kernel_options or {})
     backend = choose("flex_attention", BACKENDS, None, implementation)
     check_options("flex_attention", backend, options)
-    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    dtype = softmax_dtype(query.dtype)
     out, lse, maximum = _run(
         (query, key, value),
         close_score_mod(score_mod, dtype),
@@ -143,9 +147,11 @@ def _run(
     scale: float,
     options: tuple[tuple[str, int], ...],
 ) -> tuple[Array, Array, Array]:
-    """One trace for all mods of the same structure: they are arguments, not closures."""
+    """One trace for all mods of one structure: they are arguments, not closures."""
     query, key, value = arrays
-    key, value = (jnp.broadcast_to(x, (query.shape[0], *x.shape[1:])) for x in (key, value))
+    key, value = (
+        jnp.broadcast_to(x, (query.shape[0], *x.shape[1:])) for x in (key, value)
+    )
     (backend,) = (b for b in BACKENDS if b.name == name)
     return backend.run(
         query,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ...core.jaxprs import ClosedFunction, close
+from pliax.core.jaxprs import ClosedFunction, close
 
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -117,22 +117,22 @@ def _refuse(reason: str, found: str, kind: type[Exception] = ValueError) -> None
 
 
 def _brief(x: Any) -> str:
-    return jax.typeof(x).str_short(short_dtypes=True)
+    aval = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
+    return aval.str_short(short_dtypes=True)
 
 
 def _check_positional(mod: Callable[..., Any], role: str, wanted: int) -> None:
     """By the number of positional parameters without a default."""
-    if not callable(mod):
-        raise TypeError(
-            f"{role} must be a function {_SIGNATURES[role]}; found {mod!r}."
-        )
     try:
         parameters = inspect.signature(mod).parameters.values()
     except (TypeError, ValueError):
         return  # builtins without a signature: tracing will tell
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
     count = sum(p.kind in positional and p.default is p.empty for p in parameters)
     if count != wanted:
         raise TypeError(
@@ -148,5 +148,5 @@ def _check_result(
     if aval.shape != () or not right_dtype:
         raise TypeError(
             f"{role} must return one {wanted} for scalar indices; it returned "
-            f"{_brief(aval)}.\nMods are written for one score; flex_attention maps them."
+            f"{_brief(aval)}.\nMods are written for one score at a time."
         )

@@ -15,7 +15,9 @@ import numpy as np
 from einops import reduce
 from jaxtyping import Array, Bool, Int
 
-from ...core.jaxprs import ClosedFunction
+from pliax.core.jaxprs import ClosedFunction
+from pliax.core.typing import Leaf
+
 from .arguments import close_mask_mod
 from .tiles import block_positions, mask_tile
 
@@ -53,15 +55,15 @@ class BlockMask:
         block_size: Queries and keys of a block.
     """
 
-    kv_num_blocks: Int[Array, "Bm Hm R"]
-    kv_indices: Int[Array, "Bm Hm R C"]
-    full_kv_num_blocks: Int[Array, "Bm Hm R"]
-    full_kv_indices: Int[Array, "Bm Hm R C"]
-    q_num_blocks: Int[Array, "Bm Hm C"]
-    q_indices: Int[Array, "Bm Hm C R"]
-    full_q_num_blocks: Int[Array, "Bm Hm C"]
-    full_q_indices: Int[Array, "Bm Hm C R"]
-    mask_mod: ClosedFunction
+    kv_num_blocks: Leaf
+    kv_indices: Leaf
+    full_kv_num_blocks: Leaf
+    full_kv_indices: Leaf
+    q_num_blocks: Leaf
+    q_indices: Leaf
+    full_q_num_blocks: Leaf
+    full_q_indices: Leaf
+    mask_mod: Leaf
     seq_lengths: tuple[int, int] = field(metadata={"static": True})
     block_size: tuple[int, int] = field(metadata={"static": True})
 
@@ -129,7 +131,9 @@ def create_block_mask(
         ([[[1, 1]]], [[[0, 1]]])
     """
     sizes = (block_size, block_size) if isinstance(block_size, int) else block_size
-    _check_sizes(B=B, H=H, q_len=q_len, kv_len=kv_len, block_q=sizes[0], block_kv=sizes[1])
+    _check_sizes(
+        B=B, H=H, q_len=q_len, kv_len=kv_len, block_q=sizes[0], block_kv=sizes[1]
+    )
     closed = close_mask_mod(mask_mod)
     some, every = _classify(closed, B or 1, H or 1, (q_len, kv_len), sizes)
     full = every if separate_full_blocks else jnp.zeros_like(every)

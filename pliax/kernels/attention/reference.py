@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from einops import rearrange
 from jaxtyping import Array, Bool, Float
 
-from ...core.jaxprs import ClosedFunction
-from .tiles import mask_tile, score_tile
+from pliax.core.jaxprs import ClosedFunction
+
+from .tiles import mask_tile, score_tile, softmax_dtype
 
 
 def attend(
@@ -33,14 +34,16 @@ def attend(
     scale: float,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B T H"], Float[Array, "B T H"]]:
     """Attention by its definition: output, log-sum-exp and maximum of the scores."""
-    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    dtype = softmax_dtype(query.dtype)
     groups = query.shape[2] // key.shape[2]
     q, k, v = (
         rearrange(x.astype(dtype), "b t (k g) d -> b k g t d", g=g)
         for x, g in ((query, groups), (key, 1), (value, 1))
     )
     highest = jax.lax.Precision.HIGHEST
-    products = jnp.einsum("bkgtd,bkgsd->bkgts", q, _repeat(k, groups), precision=highest)
+    products = jnp.einsum(
+        "bkgtd,bkgsd->bkgts", q, _repeat(k, groups), precision=highest
+    )
     scores, visible = _modified(
         rearrange(products, "b k g t s -> b (k g) t s") * dtype.type(scale),
         score_mod,
@@ -48,7 +51,9 @@ def attend(
     )
     weights, lse, maximum = _softmax(scores, visible)
     weights = rearrange(weights, "b (k g) t s -> b k g t s", g=groups)
-    out = jnp.einsum("bkgts,bkgsv->bkgtv", weights, _repeat(v, groups), precision=highest)
+    out = jnp.einsum(
+        "bkgts,bkgsv->bkgtv", weights, _repeat(v, groups), precision=highest
+    )
     out = rearrange(out, "b k g t v -> b t (k g) v").astype(query.dtype)
     return out, rearrange(lse, "b h t -> b t h"), rearrange(maximum, "b h t -> b t h")
 

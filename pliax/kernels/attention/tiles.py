@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ...core.jaxprs import ClosedFunction
+from pliax.core.jaxprs import ClosedFunction
 
 
 def score_tile(
@@ -46,6 +46,11 @@ def mask_tile(
     over_queries = jax.vmap(over_keys, (None, None, 0, None))
     over_heads = jax.vmap(over_queries, (None, 0, None, None))
     return over_heads(b, h, q_idx, kv_idx)
+
+
+def softmax_dtype(dtype: jnp.dtype) -> jnp.dtype:
+    """float64 for float64 arrays, else float32."""
+    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
 
 
 def block_positions(

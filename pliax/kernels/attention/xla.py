@@ -28,9 +28,10 @@ import jax.numpy as jnp
 from einops import rearrange
 from jaxtyping import Array, Bool, Float, Int
 
-from ...core.jaxprs import ClosedFunction
+from pliax.core.jaxprs import ClosedFunction
+
 from .block_mask import BlockLists, BlockMask, dense_lists
-from .tiles import block_positions, mask_tile, score_tile
+from .tiles import block_positions, mask_tile, score_tile, softmax_dtype
 
 
 _DENSE_BLOCKS = (256, 512)
@@ -131,7 +132,11 @@ def _backward(config: _Config, residuals: Any, cotangents: Any) -> Any:
     each = partial(_backward_columns, tile)
     d_k, d_v = _over_heads(each, heads, columns, statistics)
 
-    gradients = (_join_rows(config, d_q), _join_keys(config, d_k), _join_keys(config, d_v))
+    gradients = (
+        _join_rows(config, d_q),
+        _join_keys(config, d_k),
+        _join_keys(config, d_v),
+    )
     d_arrays = tuple(d.astype(x.dtype) for d, x in zip(gradients, arrays, strict=True))
     return d_arrays, _captured_cotangents(score_mod, d_captured), None
 
@@ -263,7 +268,7 @@ def _forward_head(
     config: _Config, score_mod: Any, mask_mod: Any, head: _Heads, lists: Any, _: Any
 ) -> tuple[Array, Array, Array]:
     """Output, log-sum-exp and maximum: (G, R, M, V), (G, R, M), (G, R, M)."""
-    dtype = _softmax_dtype(head.q)
+    dtype = softmax_dtype(head.q.dtype)
     G, _, M, _ = head.q.shape
     start = (
         jnp.zeros((G, M, head.v.shape[-1]), dtype),
@@ -294,7 +299,7 @@ def _backward_rows(
     rest: tuple[_Statistics],
 ) -> tuple[Array, tuple[Array, ...]]:
     """Gradients of q, (G, R, M, D), and of what score_mod captured."""
-    dtype = _softmax_dtype(head.q)
+    dtype = softmax_dtype(head.q.dtype)
     G, _, M, D = head.q.shape
 
     def row(d_captured: Any, r: Array, listed: Any) -> Any:
@@ -317,7 +322,7 @@ def _backward_columns(
     tile: Callable[..., Any], head: _Heads, lists: Any, rest: tuple[_Statistics]
 ) -> tuple[Array, Array]:
     """Gradients of k and v: (C, N, D) and (C, N, V)."""
-    dtype = _softmax_dtype(head.q)
+    dtype = softmax_dtype(head.q.dtype)
     start = tuple(jnp.zeros(x.shape[1:], dtype) for x in (head.k, head.v))
 
     def column(carry: Any, c: Array, listed: Any) -> Any:
@@ -347,7 +352,7 @@ def _walk(visit: Callable[..., Any], listed: Any, state: Any) -> Any:
 
 
 def _over_rows(row: Callable[..., Any], carry: Any, lists: Any) -> Any:
-    """Every row in turn: (carry, r, its lists) to (carry, results stacked on axis 0)."""
+    """Every row in turn: (carry, r, its lists) -> (carry, results by row)."""
     rows = jnp.arange(lists.num.shape[0], dtype=jnp.int32)
     return jax.lax.scan(lambda carry, x: row(carry, *x), carry, (rows, lists))
 
@@ -387,7 +392,7 @@ def _tile_gradients(
 
 
 def _products(config: _Config, head: _Heads, r: Array, c: Array) -> Array:
-    dtype = _softmax_dtype(head.q)
+    dtype = softmax_dtype(head.q.dtype)
     products = _dot("gmd,nd->gmn", head.q[:, r], head.k[c], dtype=dtype)
     return products * dtype.type(config.scale)
 
@@ -429,10 +434,6 @@ def _normalise(out: Array, maximum: Array, total: Array) -> tuple[Array, Array, 
     shift = jnp.where(maximum == -jnp.inf, jnp.zeros_like(maximum), maximum)
     lse = jnp.where(empty, -jnp.inf, shift + jnp.log(safe))
     return out / safe[..., None], lse, maximum
-
-
-def _softmax_dtype(x: Array) -> Any:
-    return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def _dot(subscripts: str, x: Array, y: Array, dtype: Any = None) -> Array:

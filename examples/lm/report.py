@@ -1,0 +1,112 @@
+"""What a run shows: a progress bar, metrics.jsonl, and loss.png."""
+
+import json
+import statistics
+from collections import deque
+from pathlib import Path
+from typing import Any, Self
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Metrics:
+    """One JSON object a line; a resumed run continues where its checkpoint stands."""
+
+    def __init__(self, path: Path, resumed_at: int) -> None:
+        """Keep the lines of steps up to `resumed_at`, drop what came after."""
+        self.path = path
+        self.rows = [row for row in _read(path) if row["step"] <= resumed_at]
+        self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+
+    def add(self, **row: Any) -> None:
+        """Append one line and flush it."""
+        self.rows.append(row)
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """Steps and values of one metric."""
+        rows = [row for row in self.rows if name in row]
+        return [row["step"] for row in rows], [row[name] for row in rows]
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """Every whole line; a killed process may have left half of one at the end."""
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+class StepBar:
+    """Step, loss, tokens/s, compilations so far, median time of the last 50 steps."""
+
+    def __init__(self, start: int, steps: int) -> None:
+        """A bar from `start` to `steps`."""
+        columns = ("step", "loss", "tokens/s", "compilations", "median")
+        self._progress = Progress(
+            TextColumn("{task.completed:>5.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=20),
+            *(
+                TextColumn(f"{name} {{task.fields[{_key(name)}]}}")
+                for name in columns[1:]
+            ),
+            TimeRemainingColumn(),
+        )
+        fields = {_key(name): "-" for name in columns[1:]}
+        self._task = self._progress.add_task("", total=steps, completed=start, **fields)
+        self._seconds: deque[float] = deque(maxlen=50)
+        self._tokens: deque[int] = deque(maxlen=50)
+
+    def __enter__(self) -> Self:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._progress.__exit__(*error)
+
+    def advance(self, loss: float, tokens: int, seconds: float, compiled: int) -> None:
+        """Show one more step."""
+        self._seconds.append(seconds)
+        self._tokens.append(tokens)
+        fields = {
+            "loss": f"{loss:.3f}",
+            "tokens_s": f"{sum(self._tokens) / sum(self._seconds):,.0f}",
+            "compilations": str(compiled),
+            "median": f"{1e3 * statistics.median(self._seconds):.0f} ms",
+        }
+        self._progress.update(self._task, advance=1, **fields)
+
+
+def _key(name: str) -> str:
+    return name.replace("/", "_")
+
+
+def plot_losses(metrics: Metrics, lines: dict[str, float], path: Path) -> None:
+    """Training and validation loss, with the baselines as horizontal lines."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), dpi=150, layout="constrained")
+    axes.plot(*metrics.series("loss"), color="#9db7d5", linewidth=1, label="train")
+    axes.plot(
+        *metrics.series("val_loss"), color="#1f4e8c", linewidth=2, label="validation"
+    )
+    last = max((row["step"] for row in metrics.rows), default=1)
+    for name, value in lines.items():
+        axes.axhline(value, color="#999999", linewidth=0.8, linestyle="--")
+        axes.annotate(
+            f"{name} {value:.2f}",
+            (last, value),
+            ha="right",
+            va="bottom",
+            color="#666666",
+            fontsize=8,
+        )
+    axes.set(xlabel="step", ylabel="loss (nats a byte)", ylim=(1.2, None))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path)
+    plt.close(figure)

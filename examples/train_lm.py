@@ -1,0 +1,419 @@
+"""Train a small GPT on real text of varying length, with every part of pliax.
+
+    pip install uv && uv run examples/train_lm.py
+
+Documents are the `.py` files of the running Python's standard library, or your own with
+`--data DIR --glob '*.txt'`. A batch is packed documents, of another length each step;
+attention is document-causal by a mask program. Results go to `out/`: `loss.png`,
+`metrics.jsonl`, checkpoints that `--resume` continues from, bit for bit.
+
+What a step is made of, as a copy for your own loop:
+
+    gen       px.Generator      explicit randomness: initialisation, order, dropout
+    mask      px.create_block_mask(mask_mod, ...), px.flex_attention(..., block_mask=)
+    optimizer optax.partition over px.optim.labels: px.optim.muon and optax.adamw
+    step      px.compile        one executable per rung of the ladder, and .explain()
+    devices   px.distributed    all local ones, data-parallel
+"""
+
+import argparse
+import dataclasses
+import itertools
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Array, Float
+from lm.baselines import baselines
+from lm.batches import assemble, cut_with_context, pack, schedule
+from lm.checkpoints import Checkpoints
+from lm.corpus import Corpus, Document, load_corpus
+from lm.errors import UserError
+from lm.model import Sizes, document_causal, initialise
+from lm.report import Metrics, StepBar, plot_losses
+
+import pliax as px
+
+
+P = jax.sharding.PartitionSpec
+LADDER = (256, 384, 512)
+
+
+def option(default: Any, text: str) -> Any:
+    """A field of Options with its help text."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line sets."""
+
+    data: Path | None = option(None, "folder of text files (default: Python's library)")
+    glob: str = option("*.py", "which files of the folder")
+    out: Path = option(Path("out"), "where results go")
+    resume: bool = option(False, "continue from the newest checkpoint in --out")
+    steps: int = option(400, "training steps")
+    seed: int = option(0, "seed of everything random")
+    devices: int = option(0, "how many devices (0: all local ones; simulated on a CPU)")
+    rows: int = option(8, "rows of a batch, a multiple of the devices")
+    layers: int = option(4, "transformer blocks")
+    width: int = option(128, "channels of the residual stream")
+    heads: int = option(4, "query heads")
+    kv_heads: int = option(2, "key and value heads")
+    dropout: float = option(0.05, "share of the residual stream dropped after a block")
+    learning_rate: float = option(0.01, "peak learning rate of Muon and AdamW")
+    warmup: int = option(20, "steps until the peak")
+    clip: float = option(1.0, "largest global norm of the gradients")
+    evaluate_every: int = option(50, "steps between validations")
+    checkpoint_every: int = option(100, "steps between checkpoints")
+    held_out_bytes: int = option(120_000, "held-out bytes of the final validation")
+    sample_bytes: int = option(300, "bytes of generated text")
+    temperature: float = option(0.8, "of the generated text")
+
+
+# Options that may differ when a run is resumed: they do not change its numbers.
+_FREE = ("out", "resume", "sample_bytes", "temperature", "checkpoint_every")
+_QUICK_DOCUMENTS = 3  # held-out documents of the validations during training
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class State:
+    """What training carries from step to step, and what a checkpoint holds."""
+
+    params: Any
+    opt_state: Any
+    gen: px.Generator
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything fixed during a run."""
+
+    options: Options
+    mesh: jax.sharding.Mesh
+    corpus: Corpus
+    held_out: tuple[Document, ...]
+    optimizer: optax.GradientTransformation
+    train_step: Any
+    evaluate: Any
+    logits: Any
+    checkpoints: Checkpoints
+
+    @property
+    def compilations(self) -> int:
+        """Executables built so far."""
+        compiled = (self.train_step, self.evaluate, self.logits)
+        return sum(function.stats.compilations for function in compiled)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train, evaluate, plot, print the final line; 2 after an error of the user's."""
+    try:
+        run(parse(arguments))
+    except UserError as error:
+        print(f"train_lm: error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(
+            f"train_lm: error: {error}; mend that or give another --out",
+            file=sys.stderr,
+        )
+        return 2
+    return 0
+
+
+def run(options: Options) -> None:
+    """One run from its options to the final line."""
+    mesh = choose_mesh(options)
+    corpus = load_corpus(options.data, options.glob)
+    options.out.mkdir(parents=True, exist_ok=True)
+    gen = px.Generator(options.seed)
+    gen, (weights, order, state_gen, sampling) = gen.split(4)
+    this, state = build(options, mesh, corpus, weights, state_gen)
+    start = 0
+    if options.resume:
+        start, state = this.checkpoints.restore(state)
+    else:
+        this.checkpoints.clear()
+    metrics = Metrics(options.out / "metrics.jsonl", start)
+    describe(this, state, start)
+    began = time.perf_counter()
+    state, tokens = train(this, state, start, order, metrics)
+    rate = tokens / (time.perf_counter() - began)
+    finish(this, state, sampling, metrics, rate)
+
+
+def build(
+    options: Options,
+    mesh: jax.sharding.Mesh,
+    corpus: Corpus,
+    weights: px.Generator,
+    state_gen: px.Generator,
+) -> tuple[Run, State]:
+    """The compiled functions of a run, and its first state on all devices."""
+    sizes = Sizes(
+        options.layers, options.width, options.heads, options.kv_heads, options.dropout
+    )
+    graph, params = initialise(weights, sizes)
+    optimizer = make_optimizer(options)
+    state = State(params, optimizer.init(params), state_gen)
+
+    def train_step(state: State, batch: dict[str, Array]) -> tuple[State, Array]:
+        state, loss = update(graph, optimizer, state, batch)
+        return px.distributed.distribute((state, loss), mesh, P())
+
+    def logits(params: Any, inputs: Array, lengths: Array) -> Array:
+        mask = document_causal(jnp.zeros_like(inputs), lengths)
+        return nnx.merge(graph, params)(inputs, mask)
+
+    sizes_of = {"batch['inputs']": "b, t"}
+    return Run(
+        options=options,
+        mesh=mesh,
+        corpus=corpus,
+        held_out=corpus.evaluation(options.held_out_bytes),
+        optimizer=optimizer,
+        train_step=px.compile(train_step, dims=sizes_of, donate_argnums=0),
+        evaluate=px.compile(lambda params, batch: loss_sum(graph, params, batch, None)),
+        logits=px.compile(logits),
+        checkpoints=Checkpoints(options.out, configuration(options, corpus)),
+    ), px.distributed.distribute(state, mesh, P())
+
+
+def make_optimizer(options: Options) -> optax.GradientTransformation:
+    """Muon for hidden matrices, AdamW for the rest, one schedule for both."""
+    warmup = min(options.warmup, options.steps)
+    rate = optax.warmup_cosine_decay_schedule(
+        0.0, options.learning_rate, warmup, max(options.steps, warmup + 1)
+    )
+    muon = px.optim.muon(rate, adjust_lr_fn="match_rms_adamw")
+    adamw = optax.adamw(rate, b2=0.95, weight_decay=0.0)
+    return optax.chain(
+        optax.clip_by_global_norm(options.clip),
+        optax.partition({"muon": muon, "adamw": adamw}, px.optim.labels),
+    )
+
+
+def update(
+    graph: nnx.GraphDef,
+    optimizer: optax.GradientTransformation,
+    state: State,
+    batch: dict[str, Array],
+) -> tuple[State, Float[Array, ""]]:
+    """One step: the mean loss in nats a byte, and the state after it."""
+    gen, noise = state.gen.fold_in(0)
+
+    def loss(params: Any) -> Array:
+        return loss_sum(graph, params, batch, noise) / jnp.sum(batch["scored"])
+
+    value, gradients = jax.value_and_grad(loss)(state.params)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    return State(optax.apply_updates(state.params, updates), opt_state, gen), value
+
+
+def loss_sum(
+    graph: nnx.GraphDef,
+    params: Any,
+    batch: dict[str, Array],
+    gen: px.Generator | None,
+) -> Float[Array, ""]:
+    """Cross-entropy of the scored bytes of a batch, summed, in nats."""
+    mask = document_causal(batch["document"], batch["lengths"])
+    logits = nnx.merge(graph, params)(batch["inputs"], mask, gen)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"])
+    return jnp.sum(losses * batch["scored"])
+
+
+def train(
+    this: Run, state: State, start: int, order: px.Generator, metrics: Metrics
+) -> tuple[State, int]:
+    """Steps `start` to the last one; returns the state and the bytes trained on."""
+    options = this.options
+    documents = this.corpus.train
+    batches = schedule(order, documents, options.rows, LADDER[-1])
+    batches = itertools.islice(batches, start, options.steps)
+    total = 0
+    with StepBar(start, options.steps) as bar:
+        for step, rows in enumerate(batches, start + 1):
+            began = time.perf_counter()
+            batch = assemble(documents, rows, options.rows, LADDER)
+            state, loss = this.train_step(state, place(this, batch))
+            loss, tokens = float(loss), int(batch["scored"].sum())
+            total += tokens
+            bar.advance(loss, tokens, time.perf_counter() - began, this.compilations)
+            row = {"step": step, "loss": loss, "tokens": tokens}
+            if step % options.evaluate_every == 0 and step < options.steps:
+                row["val_loss"] = validate(
+                    this, state, this.held_out[:_QUICK_DOCUMENTS]
+                )
+            metrics.add(**row)
+            if step % options.checkpoint_every == 0 or step == options.steps:
+                this.checkpoints.save(step, state)
+    return state, total
+
+
+def validate(this: Run, state: State, documents: Sequence[Document]) -> float:
+    """Nats a byte over whole documents, each byte with context."""
+    rows = pack(cut_with_context(documents, LADDER[-1]), LADDER[-1])
+    loss, tokens = 0.0, 0
+    for i in range(0, len(rows), this.options.rows):
+        some = rows[i : i + this.options.rows]
+        batch = assemble(documents, some, this.options.rows, LADDER[-1:])
+        loss += float(this.evaluate(state.params, place(this, batch)))
+        tokens += int(batch["scored"].sum())
+    return loss / tokens
+
+
+def place(this: Run, batch: dict[str, np.ndarray]) -> dict[str, Array]:
+    """Rows over the devices."""
+    return px.distributed.distribute(batch, this.mesh, P("data"))
+
+
+def finish(
+    this: Run, state: State, sampling: px.Generator, metrics: Metrics, rate: float
+) -> None:
+    """Validation, plot, sample, final line."""
+    options = this.options
+    value = validate(this, state, this.held_out)
+    metrics.add(step=options.steps, val_loss=value)
+    lines = baselines(this.corpus.train, this.held_out)
+    plot_losses(metrics, lines, options.out / "loss.png")
+    text = sample(this, state, sampling)
+    print(f"\nsample:\n{text}\n\n{this.train_step.explain()}\n")
+    print(
+        f"final: val_loss={value:.4f} "
+        + " ".join(f"{name}={loss:.4f}" for name, loss in lines.items())
+        + f" steps={options.steps} compilations={this.compilations}"
+        f" tokens/s={rate:.0f}"
+    )
+
+
+def sample(this: Run, state: State, gen: px.Generator) -> str:
+    """Bytes drawn one by one, each with the last rung's worth of context."""
+    window = LADDER[0]
+    text = np.zeros(1, np.int32)
+    for _ in range(this.options.sample_bytes):
+        recent = text[-window:]
+        inputs = np.zeros((1, window), np.int32)
+        inputs[0, : len(recent)] = recent
+        lengths = np.array([len(recent)], np.int32)
+        scores = this.logits(state.params, inputs, lengths)[0, len(recent) - 1]
+        gen, key = gen.key()
+        byte = jax.random.categorical(key, scores / this.options.temperature)
+        text = np.append(text, np.int32(byte))
+    return bytes(text[1:].astype(np.uint8)).decode(errors="replace")
+
+
+def choose_mesh(options: Options) -> jax.sharding.Mesh:
+    """All local devices, or the first `--devices`; a CPU simulates as many."""
+    if options.devices:
+        jax.config.update("jax_num_cpu_devices", options.devices)
+    devices = jax.local_devices()
+    if len(devices) < options.devices:
+        raise UserError(
+            f"--devices {options.devices}: this machine has {len(devices)}"
+            f" {devices[0].platform} devices; give a smaller number"
+        )
+    devices = devices[: options.devices or None]
+    if options.rows % len(devices):
+        raise UserError(
+            f"--rows {options.rows} cannot be divided among {len(devices)} devices;"
+            f" give a multiple of {len(devices)}"
+        )
+    return px.distributed.data_parallel_mesh(devices=devices)
+
+
+def configuration(options: Options, corpus: Corpus) -> dict[str, Any]:
+    """What a resumed run must share with the run it continues."""
+    fixed = {k: v for k, v in dataclasses.asdict(options).items() if k not in _FREE}
+    fixed["data"] = str(options.data) if options.data else "standard library"
+    return {**fixed, "corpus": corpus.digest}
+
+
+def describe(this: Run, state: State, start: int) -> None:
+    """What is about to be trained, on what and where."""
+    corpus = this.corpus
+    size = sum(len(d.data) for d in corpus.train)
+    held = sum(len(d.data) for d in this.held_out)
+    parameters = sum(x.size for x in jax.tree.leaves(state.params))
+    print(
+        f"{len(corpus.train)} documents, {size / 1e6:.1f} MB; {len(this.held_out)}"
+        f" held-out documents of {held / 1e3:.0f} kB; {corpus.unreadable} files"
+        f" unreadable, {corpus.empty} empty\n{parameters / 1e6:.2f}M parameters on"
+        f" {this.mesh.size} {this.mesh.devices.flat[0].platform} device(s),"
+        f" steps {start + 1} to {this.options.steps}"
+    )
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """argparse without the usage block before an error."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing."""
+        raise UserError(f"{message}; see --help")
+
+
+def parse(arguments: Sequence[str] | None) -> Options:
+    """Options from the command line.
+
+    Raises:
+        UserError: On an unknown option or a value out of range.
+    """
+    parser = OneLineParser(
+        prog="train_lm",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for item in dataclasses.fields(Options):
+        name = "--" + item.name.replace("_", "-")
+        text = f"{item.metadata['help']} [{item.default}]"
+        if item.type is bool:
+            parser.add_argument(name, action="store_true", help=text)
+        else:
+            kind = Path if item.name in ("data", "out") else type(item.default)
+            parser.add_argument(name, type=kind, default=item.default, help=text)
+    options = Options(**vars(parser.parse_args(arguments)))
+    check(options)
+    return options
+
+
+def check(options: Options) -> None:
+    """Refuse values that cannot work, naming the option and its range."""
+    ranges = {
+        "steps": (1, None), "rows": (1, None), "layers": (1, None), "width": (1, None),
+        "heads": (1, None), "kv_heads": (1, None), "devices": (0, None),
+        "warmup": (0, None), "evaluate_every": (1, None), "checkpoint_every": (1, None),
+        "held_out_bytes": (1, None), "sample_bytes": (0, None), "seed": (0, 2**63),
+        "dropout": (0.0, 1.0), "learning_rate": (0.0, None),
+    }  # fmt: skip
+    for name, (low, high) in ranges.items():
+        value = getattr(options, name)
+        if not low <= value or (high is not None and not value < high):
+            limit = f"at least {low}" + (f" and below {high}" if high else "")
+            raise UserError(f"--{name.replace('_', '-')} {value} must be {limit}")
+    for name in ("clip", "temperature"):
+        if not getattr(options, name) > 0:
+            raise UserError(f"--{name} {getattr(options, name)} must be above 0")
+    if options.width % (2 * options.heads):
+        raise UserError(
+            f"--width {options.width} must be a multiple of 2 x --heads {options.heads}"
+        )
+    if options.heads % options.kv_heads:
+        raise UserError(
+            f"--heads {options.heads} must be a multiple of --kv-heads"
+            f" {options.kv_heads}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""What several laws share: the error rule of DESIGN, and random arrays."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def mean_error(x: Any, golden: Any) -> float:
+    """Mean absolute difference in float64; places that are infinite must agree."""
+    x, golden = (np.asarray(a, np.float64) for a in (x, golden))
+    assert np.array_equal(np.isinf(x), np.isinf(golden))
+    assert not np.isnan(x).any()
+    finite = np.isfinite(golden)
+    return float(np.abs(x[finite] - golden[finite]).mean()) if finite.any() else 0.0
+
+
+def assert_error_rule(actual: Any, plain: Any, golden: Any) -> None:
+    """Every array is about as close to the golden as the plain formula is.
+
+    The mean error may be 1.1 times (half precision) or 10 times (float32) that of the
+    plain formula in the working dtype; a float32 rounding of the largest value is free.
+    """
+    trees = (jax.tree.leaves(tree) for tree in (actual, plain, golden))
+    for one, other, exact in zip(*trees, strict=True):
+        factor = 10 if one.dtype.itemsize >= 4 else 1.1
+        exact64 = np.asarray(exact, np.float64)
+        scale = np.abs(exact64[np.isfinite(exact64)]).max(initial=0.0)
+        bound = factor * mean_error(other, exact) + scale * np.finfo(np.float32).eps
+        assert mean_error(one, exact) <= bound
+
+
+def in_float64(function: Callable[..., Any], *args: Any) -> Any:
+    """A function of arrays evaluated in float64, as NumPy arrays."""
+    with jax.enable_x64(True):
+        wide = jax.tree.map(_widen, args)
+        return jax.tree.map(np.asarray, function(*wide))
+
+
+def _widen(x: Any) -> Any:
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    return jnp.asarray(np.asarray(x), jnp.float64 if floating else x.dtype)
+
+
+def normal(seed: int, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+    """Standard normal numbers of a seed."""
+    return jax.random.normal(jax.random.key(seed), shape, dtype)
