@@ -44,7 +44,7 @@ import pliax as px
 
 
 P = jax.sharding.PartitionSpec
-LADDER = (256, 384, 512)
+LADDER = (384, 448, 512)
 
 
 def option(default: Any, text: str) -> Any:

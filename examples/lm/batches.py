@@ -7,7 +7,6 @@ predicted from 0 and no target crosses a document. The order of everything is a 
 function of a Generator: a resumed run needs only the number of its step.
 """
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -38,14 +37,31 @@ _WINDOW = 8  # batches whose rows are sorted by length together
 
 
 def cut(documents: Sequence[Document], longest: int) -> list[Piece]:
-    """Every document in pieces of equal length, at most `longest` bytes each."""
+    """Every document in pieces of at most `longest` bytes, cut at natural places.
+
+    A piece ends after the last blank line of its second half, or else after the last
+    line, or else where it must: pieces keep the different lengths of paragraphs.
+    """
     pieces = []
     for index, document in enumerate(documents):
-        size = len(document.data)
-        edges = np.linspace(0, size, -(-size // longest) + 1).astype(int)
-        spans = itertools.pairwise(map(int, edges))
-        pieces += [Piece(index, start, start, stop) for start, stop in spans]
+        text = document.data.tobytes()
+        start = 0
+        while start < len(text):
+            stop = _natural_end(text, start, start + longest)
+            pieces.append(Piece(index, start, start, stop))
+            start = stop
     return pieces
+
+
+def _natural_end(text: bytes, start: int, limit: int) -> int:
+    if limit >= len(text):
+        return len(text)
+    middle = (start + limit) // 2
+    for separator in (b"\n\n", b"\n"):
+        found = text.rfind(separator, middle, limit)
+        if found >= 0:
+            return found + len(separator)
+    return limit
 
 
 def cut_with_context(documents: Sequence[Document], longest: int) -> list[Piece]:

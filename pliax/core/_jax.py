@@ -1,0 +1,27 @@
+"""The only door to JAX's private interior: it exports features, not versions.
+
+Everything else in pliax is written against JAX's public interface. What stands
+here works on jax 0.11.2 and the newest release; when a release moves an internal,
+this file is the one that changes.
+"""
+
+from collections.abc import Hashable
+
+from jax._src import config as _config, mesh as _mesh
+from jax._src.core import trace_state_clean as trace_state_clean
+from jax._src.random.prng import iota_2x32_shape as iota_2x32_shape
+from jax.extend.random import (
+    define_prng_impl as define_prng_impl,
+    threefry2x32_p as threefry2x32_p,
+)
+
+
+def trace_context() -> Hashable:
+    """Everything ambient that a trace depends on: x64, promotion, mesh, precision."""
+    return _config.trace_context()
+
+
+def call_context() -> Hashable:
+    """Everything ambient that an executable depends on: the above and the devices."""
+    devices = _config.default_device.value, _mesh.get_concrete_mesh()
+    return _config.trace_context(), devices

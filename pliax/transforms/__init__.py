@@ -1,0 +1,7 @@
+"""Floor 1: function -> function."""
+
+from .compilation import (
+    CompiledFunction as CompiledFunction,
+    Stats as Stats,
+    compile as compile,
+)

@@ -1,0 +1,166 @@
+"""What a compiled function did: calls, traces, compilations, and the seconds in each.
+
+The counters are the one mutable thing here. They are private, guarded by locks, and
+read through :class:`Stats`, a snapshot.
+"""
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """A snapshot of what a compiled function has done so far.
+
+    Attributes:
+        calls: calls that returned.
+        traces: how often Python ran the function to trace it, inside and outside other
+          transformations, whether or not the trace succeeded.
+        compilations: executables built. Inside another transformation (jit, grad,
+          vmap) the executable belongs to that transformation and is not counted here.
+        call_seconds: seconds in calls, without the three below. JAX dispatches
+          asynchronously: this is the time until control came back.
+        trace_seconds: seconds from Python to a jaxpr.
+        lower_seconds: seconds from the jaxpr to StableHLO.
+        compile_seconds: seconds in XLA.
+        groups: the same statistics for each size class named by ``dims``.
+    """
+
+    calls: int = 0
+    traces: int = 0
+    compilations: int = 0
+    call_seconds: float = 0.0
+    trace_seconds: float = 0.0
+    lower_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    groups: Mapping[str, "Stats"] = MappingProxyType({})
+
+
+@dataclasses.dataclass
+class Tally:
+    """Counters that several threads may advance."""
+
+    calls: int = 0
+    traces: int = 0
+    compilations: int = 0
+    call_seconds: float = 0.0
+    trace_seconds: float = 0.0
+    lower_seconds: float = 0.0
+    compile_seconds: float = 0.0
+
+    def __post_init__(self):
+        self._lock = threading.Lock()
+
+    def called(self, seconds: float) -> None:
+        """Counts one call that returned; the hot path, hence no loop."""
+        with self._lock:
+            self.calls += 1
+            self.call_seconds += seconds
+
+    def add(self, **amounts: int | float) -> None:
+        """Adds to the named counters."""
+        with self._lock:
+            for name, amount in amounts.items():
+                setattr(self, name, getattr(self, name) + amount)
+
+    def read(self) -> dict[str, Any]:
+        """The counters at one moment."""
+        with self._lock:
+            return dataclasses.asdict(self)
+
+
+class _Current(threading.local):
+    tally: Tally | None = None  # what a trace in this thread is counted for
+    measuring: bool = False  # an outer trace already runs the clock
+    traced_seconds: float = 0.0
+
+
+class Ledger:
+    """The tallies of one compiled function, by size class, and the running one."""
+
+    def __init__(self):
+        self._current = _Current()
+        self._lock = threading.Lock()
+        self._tallies: list[tuple[str, Tally]] = []
+        self._uncached: dict[str, Tally] = {}
+
+    @contextlib.contextmanager
+    def building(self, group: str) -> Iterator[Tally]:
+        """A tally for a new cache entry; what a failed one cost is still counted."""
+        tally = Tally()
+        try:
+            yield tally
+        except BaseException:
+            self.uncached(group).add(**tally.read())
+            raise
+        with self._lock:
+            self._tallies.append((group, tally))
+
+    def uncached(self, group: str = "") -> Tally:
+        """The tally of what has no cache entry: calls inside transformations."""
+        if (tally := self._uncached.get(group)) is None:
+            with self._lock:
+                tally = self._uncached.setdefault(group, Tally())
+        return tally
+
+    @contextlib.contextmanager
+    def tracing(self, tally: Tally | None = None) -> Iterator[Tally]:
+        """Times a trace for tally; one inside another does not count twice."""
+        current = self._current
+        outer = current.tally, current.measuring
+        tally = tally or current.tally or self.uncached()
+        current.tally, current.measuring = tally, True
+        start = time.perf_counter()
+        try:
+            yield tally
+        finally:
+            current.tally, current.measuring = outer
+            if not current.measuring:
+                seconds = time.perf_counter() - start
+                current.traced_seconds += seconds
+                tally.add(trace_seconds=seconds)
+
+    @contextlib.contextmanager
+    def calling(self, tally: Tally) -> Iterator[None]:
+        """Counts a call and gives its traces to tally.
+
+        A call inside a trace of the same function (recursion) is part of that trace:
+        its seconds are counted there.
+        """
+        current = self._current
+        outer, traced = current.tally, current.traced_seconds
+        current.tally = tally
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            current.tally = outer
+        seconds = time.perf_counter() - start - (current.traced_seconds - traced)
+        tally.called(0.0 if current.measuring else seconds)
+
+    def outside(self) -> Stats:
+        """What has no cache entry, over all size classes."""
+        return _total(list(self._uncached.values()))
+
+    def read(self) -> Stats:
+        """A snapshot of everything."""
+        with self._lock:
+            tallies = [*self._tallies, *self._uncached.items()]
+        groups: dict[str, list[Tally]] = {}
+        for group, tally in tallies:
+            groups.setdefault(group, []).append(tally)
+        named = {group: _total(members) for group, members in groups.items() if group}
+        total = _total([tally for _, tally in tallies])
+        return dataclasses.replace(total, groups=MappingProxyType(named))
+
+
+def _total(tallies: Iterable[Tally]) -> Stats:
+    total = Tally()
+    for tally in tallies:
+        total.add(**tally.read())
+    return Stats(**total.read())

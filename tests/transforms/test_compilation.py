@@ -1,0 +1,778 @@
+"""px.compile means what jax.jit means, and says truly what it compiled."""
+
+import copy
+import dataclasses
+import functools
+import inspect
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from jax.core import Tracer
+from jax.sharding import AxisType, NamedSharding
+
+from pliax.transforms import CompiledFunction, compile as px_compile
+
+
+ones = functools.partial(jnp.ones, dtype=jnp.float32)
+
+
+def counts(f):
+    stats = f.stats
+    return stats.calls, stats.traces, stats.compilations
+
+
+def leaves_equal(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert jax.typeof(x) == jax.typeof(y)
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+@pytest.fixture
+def xla_compilations():
+    """Counts what XLA really compiles, independently of pliax."""
+    seen = []
+
+    def listen(event, duration_secs, **kwargs):
+        if event.endswith("backend_compile_duration"):
+            seen.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+# Laws -------------------------------------------------------------------------------
+
+DTYPES = (np.float32, np.int32, np.bool_, np.complex64, jnp.bfloat16, np.uint8)
+SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+
+
+@st.composite
+def arrays(draw):
+    shape, dtype = draw(SHAPES), draw(st.sampled_from(DTYPES))
+    value = np.full(shape, draw(st.integers(0, 5))).astype(dtype)
+    return draw(st.sampled_from([np.asarray, jnp.asarray]))(value)
+
+
+LEAVES = arrays() | st.booleans() | st.integers(-9, 9) | st.floats(-1, 1) | st.none()
+TREES = st.recursive(
+    LEAVES,
+    lambda t: (
+        st.lists(t, max_size=3)
+        | st.lists(t, max_size=2).map(tuple)
+        | st.dictionaries(st.sampled_from("abc"), t, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@given(tree=TREES, extra=LEAVES)
+def test_equals_jit_and_never_compiles_twice(tree, extra):
+    def f(tree, *, extra):
+        return jax.tree.map(lambda x: (x, jnp.sin(jnp.sum(x) * 2)), (tree, extra))
+
+    compiled = px_compile(f)
+    leaves_equal(compiled(tree, extra=extra), jax.jit(f)(tree, extra=extra))
+    assert counts(compiled) == (1, 1, 1)
+    compiled(copy.deepcopy(tree), extra=extra)
+    assert counts(compiled) == (2, 1, 1)
+
+
+@given(sizes=st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=6))
+def test_groups_add_up(sizes):
+    f = px_compile(lambda x: x + 1.0, dims={"x": "b, _"})
+    for size in sizes:
+        f(ones((size, 2)))
+    stats = f.stats
+    assert counts(f) == (len(sizes), len(set(sizes)), len(set(sizes)))
+    assert set(stats.groups) == {f"b={size}" for size in sizes}
+    for field in dataclasses.fields(stats):
+        if field.name != "groups":
+            parts = [getattr(group, field.name) for group in stats.groups.values()]
+            assert getattr(stats, field.name) == pytest.approx(sum(parts))
+
+
+def test_counts_agree_with_xla(xla_compilations):
+    f = px_compile(lambda x, y: x * y)
+    inputs = [np.ones((3,), np.float32), np.ones((4,), np.float32), jnp.int32(2)]
+    shared = [jnp.asarray(x) for x in inputs]
+    xla_compilations.clear()
+    for _ in range(3):
+        for x, y in zip(inputs, shared, strict=True):
+            f(x, y)
+    assert len(xla_compilations) == f.stats.compilations == 3
+    assert counts(f) == (9, 3, 3)
+
+
+# Arguments --------------------------------------------------------------------------
+
+
+def test_keyword_positional_and_default_arguments():
+    f = px_compile(lambda x, y=2.0, *rest, z, **more: (x * y + z, rest, more))
+    x = ones((2,))
+    np.testing.assert_array_equal(f(x, z=1.0)[0], 3 * x)
+    np.testing.assert_array_equal(f(x, 3.0, z=1.0)[0], 4 * x)
+    assert f(x, 3.0, x, z=1.0, w=x)[2].keys() == {"w"}
+    f(x, z=2.0)
+    assert counts(f) == (4, 3, 3)
+
+
+@pytest.mark.parametrize(
+    "x", [1, 2.5, True, 1j, np.float32(3), np.int32(3), np.ones(3)]
+)
+def test_scalars_and_numpy(x):
+    f = px_compile(lambda x: x + x if x.dtype != bool else ~x)
+    leaves_equal(f(x), jax.jit(f.__wrapped__)(x))
+    f(x)
+    assert counts(f) == (2, 1, 1)
+
+
+def test_numpy_and_jax_arrays_share_an_executable():
+    f = px_compile(lambda x: x + 1)
+    f(np.ones(3, np.float32))
+    f(ones(3))
+    f(np.ones(3))  # float64, which JAX reads as float32
+    assert counts(f) == (3, 1, 1)
+
+
+def test_weak_type_is_its_own_entry():
+    f = px_compile(lambda x: x)
+    f(1.0)
+    f(jnp.float32(1.0))
+    assert counts(f) == (2, 2, 2)
+    assert "new weak type: `x`: weak f32[] -> f32[]" in f.explain()
+
+
+def test_prng_keys():
+    f = px_compile(lambda key: jax.random.normal(key, (3,)))
+    key = jax.random.key(0)
+    np.testing.assert_allclose(f(key), jax.random.normal(key, (3,)), rtol=1e-6)
+    f(jax.random.split(key)[1])
+    assert counts(f) == (2, 1, 1)
+    keys = jax.device_put(key, jax.devices()[1])
+    assert f(keys).devices() == {jax.devices()[1]}
+
+
+def test_outputs_fed_back_do_not_recompile():
+    f = px_compile(lambda state: jax.tree.map(lambda x: x * 2, state))
+    state = {"w": ones((3, 2)), "step": 1}
+    for _ in range(4):
+        state = f(state)
+    assert counts(f) == (4, 1, 1)
+
+
+def test_closed_over_arrays():
+    c = jnp.arange(3.0)
+    f = px_compile(lambda x: x + c)
+    np.testing.assert_array_equal(f(ones(3)), f(ones(3)))
+    assert counts(f) == (2, 1, 1)
+
+
+def test_outputs_that_are_not_arrays():
+    assert px_compile(lambda x: None)(1.0) is None
+    assert px_compile(lambda x: ())(1.0) == ()
+    assert px_compile(lambda: 3)() == 3
+    with pytest.raises(TypeError, match="not a valid JAX type"):
+        px_compile(lambda x: "text")(1.0)
+
+
+def test_references():
+    def f(ref, x):
+        ref[...] += x
+
+    ref = jax.new_ref(jnp.zeros(3))
+    compiled = px_compile(f)
+    compiled(ref, ones(3))
+    compiled(ref, ones(3))
+    np.testing.assert_array_equal(ref[...], 2 * ones(3))
+    assert counts(compiled) == (2, 1, 1)
+    assert "first call" in compiled.explain()
+
+
+# Static arguments -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["position", "keyword"])
+def test_static_arguments(call):
+    seen = []
+
+    @functools.partial(px_compile, static_argnames=("n", "mode"))
+    def f(x, n=2, *, mode="add"):
+        seen.append((n, mode))
+        return x + n if mode == "add" else x * n
+
+    def run(x, n, mode):
+        return f(x, n, mode=mode) if call == "position" else f(x, n=n, mode=mode)
+
+    x = ones(3)
+    for _ in range(2):
+        np.testing.assert_array_equal(run(x, 3, "add"), x + 3)
+        np.testing.assert_array_equal(run(x, 3, "mul"), x * 3)
+        np.testing.assert_array_equal(f(x), x + 2)
+    assert seen == [(3, "add"), (3, "mul"), (2, "add")]
+    assert counts(f) == (6, 3, 3)
+    assert "new static value: `mode`: 'add' -> 'mul'" in f.explain()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(1, 1.0, True), ((1, 2), (1.0, 2.0)), (0.0, -0.0), (float("nan"), float("inf"))],
+)
+def test_equal_static_values_of_other_types_are_other_values(values):
+    f = px_compile(lambda x, n: jnp.zeros(len(repr(n))), static_argnames="n")
+    for _ in range(2):
+        for value in values:
+            assert f(1.0, value).shape == (len(repr(value)),)
+    assert counts(f) == (2 * len(values), len(values), len(values))
+
+
+def test_unhashable_static_value():
+    f = px_compile(lambda x, n: x, static_argnames="n")
+    with pytest.raises(ValueError, match=r"static argument 'n' is \[1\] of type list"):
+        f(1.0, [1])
+    assert counts(f) == (0, 0, 0)
+
+
+def test_a_string_names_its_path_and_the_remedy():
+    f = px_compile(lambda batch, mode: batch)
+    with pytest.raises(
+        TypeError, match=r'(?s)`batch\[\'a\'\]`.*static_argnames="batch"'
+    ):
+        f({"a": "text"}, 1)
+    with pytest.raises(TypeError, match=r'`mode` has type str.*\n.*"mode"'):
+        f(1.0, mode="text")
+    with pytest.raises(TypeError, match=r"`batch` has type ndarray"):
+        f(np.array(["a"]), 1)
+    with pytest.raises(OverflowError, match=r"`batch`"):
+        f(2**40, 1)
+    with pytest.raises(TypeError, match=r"`mode` has type str"):
+        jax.jit(lambda x: f(x, "text"))(1.0)
+    assert counts(f) == (0, 0, 0)
+
+
+# Decoration -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"static_argnames": "z"}, ValueError, "'z', which is not a parameter"),
+        ({"donate_argnums": 2}, ValueError, "donate_argnums holds 2, but"),
+        ({"donate_argnums": (0, -3)}, ValueError, "donate_argnums holds -3, but"),
+        ({"donate_argnums": 0, "static_argnames": "x"}, ValueError, "both static and"),
+        ({"dims": {"z": "b"}}, ValueError, "'z', which is not a parameter"),
+        ({"dims": {"x": "2*b"}}, ValueError, "expressions of names are not read"),
+        ({"dims": {"x": "b, ..., t"}}, ValueError, r"'\.\.\.' cannot be read"),
+        ({"dims": {"x": "b,, t"}}, ValueError, "'' cannot be read"),
+        ({"dims": {"x y": "b"}}, ValueError, "not an argument path"),
+        ({"dims": {"x": 3}}, TypeError, "is 3 of type int"),
+        ({"dims": {"y": "b"}, "static_argnames": "y"}, ValueError, "static and has no"),
+        ({"static_argnames": (1,)}, TypeError, "static_argnames"),
+        ({"donate_argnums": (True,)}, TypeError, "donate_argnums holds True"),
+        ({"dynamic": 3}, TypeError, "dynamic"),
+        ({"dims": "b"}, TypeError, "dims"),
+    ],
+)
+def test_wrong_options_are_refused_at_decoration(options, error, text):
+    def f(x, y):
+        return x
+
+    with pytest.raises(error, match=text):
+        px_compile(f, **options)
+
+
+def test_not_callable():
+    with pytest.raises(TypeError):
+        px_compile(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_decorator_forms_keep_the_function():
+    @px_compile(dims={"x": "b"}, dynamic=False)
+    def f(x: jax.Array, *, scale: float = 2.0) -> jax.Array:
+        """Scales."""
+        return x * scale
+
+    assert isinstance(f, CompiledFunction)
+    names = [getattr(f, f"__{name}__") for name in ("name", "doc", "module")]
+    assert names == ["f", "Scales.", __name__]
+    assert list(inspect.signature(f).parameters) == ["x", "scale"]
+    assert f.__wrapped__(3, scale=2) == 6
+    assert "px.compile" in repr(f)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(f, "__wrapped__", None)  # noqa: B010
+    with pytest.raises(AttributeError):
+        setattr(f, "stats", None)  # noqa: B010
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(f.stats, "calls", 3)  # noqa: B010
+    assert copy.deepcopy({"f": f})["f"] is f
+    assert copy.copy(f) is f
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_dynamic_compiles_each_size_and_says_so(dynamic):
+    f = px_compile(lambda x: x + 1, dynamic=dynamic)
+    f(ones(3))
+    f(ones(4))
+    assert counts(f) == (2, 2, 2)
+    assert ("sizes are not dynamic yet" in f.explain()) == (dynamic is True)
+
+
+def test_partials_and_callable_objects():
+    f = px_compile(functools.partial(lambda a, x, k: a * x + k, 2.0, k=1.0))
+    np.testing.assert_array_equal(f(ones(3)), 3 * ones(3))
+    assert f(ones(3), k=3.0)[0] == 5.0
+
+    class Model:
+        def __call__(self, x):
+            return x * 2
+
+    g = px_compile(Model())
+    np.testing.assert_array_equal(g(ones(3)), 2 * ones(3))
+    assert "px.compile(Model)" in g.explain()
+    h = px_compile(jnp.add)
+    np.testing.assert_array_equal(h(ones(3), ones(3)), 2 * ones(3))
+
+
+def test_callables_without_a_signature():
+    class Opaque:
+        __signature__ = "none"
+
+        def __call__(self, *args, **kwargs):
+            return args[0] * kwargs["n"]
+
+    f = px_compile(Opaque(), static_argnames="n", dims={"args[0]": "b"})
+    np.testing.assert_array_equal(f(ones(3), n=2), 2 * ones(3))
+    assert list(f.stats.groups) == ["b=3"]
+    with pytest.raises(TypeError, match=r"`args\[0\]` has type str"):
+        f("text", n=2)
+
+
+def test_methods():
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass(frozen=True)
+    class Linear:
+        w: jax.Array
+
+        @px_compile(dims={"x": "b, _"}, donate_argnums=1)
+        def __call__(self, x):
+            return x @ self.w
+
+        @staticmethod
+        @px_compile
+        def double(x):
+            return 2 * x
+
+    layer, x = Linear(ones((3, 3))), ones((4, 3))
+    np.testing.assert_array_equal(layer(x), 3 * ones((4, 3)))
+    layer.__call__(ones((4, 3)))
+    assert x.is_deleted()
+    assert counts(Linear.__call__) == (2, 1, 1)
+    assert layer.__call__.stats.groups["b=4"].calls == 2
+    assert Linear.double(2.0) == 4.0
+
+    class Plain:
+        @px_compile
+        def method(self, x):
+            return x
+
+    with pytest.raises(TypeError, match="`self` has type Plain"):
+        Plain().method(1.0)
+
+
+def test_two_compilations_of_one_function_are_independent():
+    def f(x):
+        return x + 1
+
+    first, second = px_compile(f), px_compile(f)
+    first(1.0)
+    second(1.0)
+    assert counts(first) == counts(second) == (1, 1, 1)
+
+
+# Donation ---------------------------------------------------------------------------
+
+
+def test_donated_buffers_are_deleted():
+    f = px_compile(lambda s, x: jax.tree.map(lambda a: a + x, s), donate_argnums=(0,))
+    state, x = {"w": ones((4, 4)), "b": ones((4, 4))}, jnp.float32(1.0)
+    for _ in range(3):
+        old, state = state, f(state, x)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old))
+    assert not x.is_deleted()
+    np.testing.assert_array_equal(state["w"], 4 * ones((4, 4)))
+    assert counts(f) == (3, 1, 1)
+    with pytest.raises(RuntimeError, match="deleted"):
+        f(old, x)
+
+
+def test_donation_counts_from_the_end_and_by_keyword():
+    f = px_compile(lambda x, y: x + y, donate_argnums=-1)
+    x, y, z = ones(3), ones(3), ones(3)
+    f(x, y)
+    f(x, y=z)
+    assert (x.is_deleted(), y.is_deleted(), z.is_deleted()) == (False, True, True)
+
+
+def test_donation_with_static_arguments_before():
+    f = px_compile(lambda n, x: x + n, donate_argnums=1, static_argnames="n")
+    x = ones(3)
+    np.testing.assert_array_equal(f(2, x), 3 * ones(3))
+    assert x.is_deleted()
+
+
+# Placement --------------------------------------------------------------------------
+
+
+def test_committed_arrays_have_their_own_entry():
+    f = px_compile(lambda x: x + 1)
+    x = ones(3)
+    for device in jax.devices()[1:3]:
+        assert f(jax.device_put(x, device)).devices() == {device}
+    f(x)
+    f(jax.device_put(x, jax.devices()[1]))
+    assert f.stats.compilations == 3
+    assert "new sharding: `x`: " in f.explain()
+
+
+def test_default_device():
+    f = px_compile(lambda x: x + 1)
+    x = np.ones(3, np.float32)
+    f(x)
+    with jax.default_device(jax.devices()[2]):
+        assert f(x).devices() == {jax.devices()[2]}
+    f(x)
+    assert f.stats.compilations == 2
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_shardings(kind):
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind, kind))
+    f = px_compile(lambda a: a * 2 + 1)
+    a = np.arange(32, dtype=np.float32).reshape(8, 4)
+    specs = [jax.P("x"), jax.P("x", None), jax.P(None, "y"), jax.P(), jax.P(None, None)]
+    with jax.set_mesh(mesh):
+        for spec in specs:
+            out = f(jax.device_put(a, NamedSharding(mesh, spec)))
+            np.testing.assert_array_equal(out, a * 2 + 1)
+            again = f(out)
+            wanted = NamedSharding(mesh, spec)
+            assert again.sharding.is_equivalent_to(wanted, 2)
+    assert (f.stats.calls, f.stats.compilations) == (10, 3)
+    assert "P('x') on mesh x=4, y=2 -> P(None, 'y')" in f.explain()
+
+
+def test_incompatible_devices_raise_as_in_jit():
+    f = px_compile(lambda x, y: x + y)
+    x, y = (jax.device_put(ones(3), d) for d in jax.devices()[:2])
+    with pytest.raises(ValueError, match="incompatible devices"):
+        f(x, y)
+    assert (f.stats.calls, f.stats.compilations) == (0, 0)
+    f(x, x)
+
+
+# Ambient state ----------------------------------------------------------------------
+
+
+def test_x64_is_its_own_entry():
+    f = px_compile(lambda x: x + np.float64(1))
+    x = np.ones(3)
+    for _ in range(2):
+        assert f(x).dtype == np.float32
+        with jax.enable_x64(True):
+            assert f(x).dtype == np.float64
+    assert f.stats.compilations == 2
+    assert "jax_enable_x64: False -> True" in f.explain()
+
+
+def test_disable_jit_runs_eagerly():
+    seen = []
+
+    @px_compile
+    def f(x):
+        seen.append(x)
+        return x + 1
+
+    for _ in range(2):
+        with jax.disable_jit():
+            assert f(ones(())) == 2
+    assert all(not isinstance(x, Tracer) for x in seen)
+    assert counts(f) == (2, 0, 0)
+    assert f(ones(())) == 2
+    assert counts(f) == (3, 1, 1)
+
+
+def test_debug_nans():
+    f = px_compile(lambda x: jnp.log(x))
+    f(ones(3))
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        f(-ones(3))
+
+
+def test_effects():
+    seen = []
+
+    def f(x):
+        jax.debug.callback(lambda v: seen.append(float(v)), x)
+        return x + 1
+
+    compiled = px_compile(f)
+    for _ in range(3):
+        compiled(jnp.float32(2.0))
+    jax.effects_barrier()
+    assert seen == [2.0] * 3
+    assert counts(compiled) == (3, 1, 1)
+
+
+# Transformations --------------------------------------------------------------------
+
+
+def test_inside_transformations():
+    f = px_compile(lambda x, n=3: jnp.sum(x**n), static_argnames="n", dims={"x": "b"})
+    x = jnp.arange(1.0, 4.0)
+    for _ in range(2):
+        np.testing.assert_allclose(jax.grad(f)(x), 3 * x**2)
+        np.testing.assert_allclose(jax.jit(f)(x), 36.0)
+        np.testing.assert_allclose(jax.vmap(f)(x[:, None]), x**3)
+        np.testing.assert_allclose(
+            jax.vmap(jax.grad(f))(x[:, None]), 3 * x[:, None] ** 2
+        )
+        np.testing.assert_allclose(jax.hessian(f)(x), jnp.diag(6 * x))
+        assert jax.eval_shape(f, x).shape == ()
+    total = jax.lax.scan(lambda c, row: (c + f(row), None), 0.0, x[:, None])[0]
+    np.testing.assert_allclose(total, 36.0)
+    assert f.stats.compilations == 0
+    assert f.stats.traces == 2  # b=3 and b=1, shared by every transformation
+    assert sum(g.calls for g in f.stats.groups.values()) == f.stats.calls
+    assert "inside other transformations" in f.explain()
+
+
+def test_transformations_inside_and_closed_over_tracers():
+    value = px_compile(jax.value_and_grad(lambda x: jnp.sum(x * x)))
+    np.testing.assert_array_equal(value(ones(3))[1], 2 * ones(3))
+    out = jax.vmap(lambda a: px_compile(lambda b: a + b)(1.0))(ones(3))
+    np.testing.assert_array_equal(out, 2 * ones(3))
+
+
+def test_leaked_tracers_raise_as_in_jit():
+    leaked = []
+    jax.jit(lambda x: leaked.append(x))(1.0)
+    with pytest.raises(jax.errors.UnexpectedTracerError):
+        px_compile(lambda x: x)(leaked[0])
+
+
+def test_calls_from_host_callbacks():
+    inner = px_compile(lambda x: x * 2)
+
+    def f(x):
+        return jax.pure_callback(lambda v: np.asarray(inner(np.asarray(v))), x, x)
+
+    outer = px_compile(f)
+    for _ in range(2):
+        np.testing.assert_array_equal(outer(ones(3)), 2 * ones(3))
+    assert counts(inner) == counts(outer) == (2, 1, 1)
+
+
+def test_nested():
+    inner = px_compile(lambda x: x + 1, dims={"x": "b"})
+    outer = px_compile(lambda x: inner(inner(x)) * 2)
+    np.testing.assert_array_equal(outer(ones(3)), 6 * ones(3))
+    outer(ones(3))
+    assert counts(outer) == (2, 1, 1)
+    assert counts(inner) == (2, 1, 0)
+    inner(ones(3))
+    assert inner.stats.compilations == 1
+
+
+def test_recursion():
+    @px_compile(static_argnames="n")
+    def factorial(x, n):
+        return x if n <= 1 else n * factorial(x, n - 1)
+
+    assert factorial(1.0, 5) == 120.0
+    assert factorial(1.0, 5) == 120.0
+    assert (factorial.stats.traces, factorial.stats.compilations) == (5, 1)
+    assert factorial.stats.calls == 6
+
+
+# Failures, threads, statistics ------------------------------------------------------
+
+
+def test_user_errors_keep_type_and_traceback():
+    class BoomError(Exception):
+        pass
+
+    healthy = False
+
+    def broken(x):
+        if not healthy:
+            raise BoomError("here")
+        return x
+
+    f = px_compile(broken)
+    for _ in range(2):
+        with pytest.raises(BoomError, match="here") as caught:
+            f(1.0)
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        assert frames[-1].name == "broken"
+    assert counts(f) == (0, 2, 0)
+    healthy = True
+    f(1.0)
+    assert counts(f) == (1, 3, 1)
+
+
+def test_wrong_number_of_arguments():
+    f = px_compile(lambda x: x)
+    with pytest.raises(TypeError):
+        f(1.0, 2.0)
+    with pytest.raises(TypeError):
+        f()
+    assert f.stats.calls == 0
+
+
+def test_threads_share_one_compilation():
+    start, errors = threading.Barrier(8), []
+
+    @px_compile
+    def f(x):
+        time.sleep(0.02)
+        return x * 2
+
+    def work(i):
+        try:
+            start.wait()
+            for size in (2, 3, 2):
+                np.testing.assert_array_equal(f(np.full(size, i)), np.full(size, 2 * i))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert counts(f) == (24, 2, 2)
+
+
+def test_seconds():
+    def f(x):
+        time.sleep(0.05)
+        return x + 1
+
+    compiled = px_compile(f)
+    compiled(1.0)
+    first = compiled.stats
+    assert first.trace_seconds >= 0.05
+    assert first.lower_seconds > 0
+    assert first.compile_seconds > 0
+    assert 0 < first.call_seconds < 0.05
+    compiled(1.0)
+    second = compiled.stats
+    assert second.call_seconds > first.call_seconds
+    assert second.trace_seconds == first.trace_seconds
+    assert first.calls == 1  # a snapshot
+    assert type(first.calls) is type(first.traces) is type(first.compilations) is int
+    traced = px_compile(f)
+    jax.eval_shape(traced, 1.0)
+    assert traced.stats.trace_seconds >= 0.05
+    assert traced.stats.call_seconds < 0.05
+
+
+def test_size_classes():
+    f = px_compile(
+        lambda batch, mask=None, *, k=1: batch["tokens"].sum(),
+        dims={"batch": {"tokens": "b, t", "w": None}, "mask": "(b, ...)", "k": ""},
+    )
+    batch = {"tokens": ones((8, 4)), "w": ones(3)}
+    f(batch)
+    f(batch, ones((8, 4, 2)), k=2)
+    f({"tokens": ones((2, 4)), "w": ones(3)})
+    groups = f.stats.groups
+    assert list(groups) == ["b=8, t=4", "b=2, t=4"]
+    assert (groups["b=8, t=4"].calls, groups["b=8, t=4"].compilations) == (2, 2)
+    assert groups["b=2, t=4"].groups == {}
+    with pytest.raises(TypeError):
+        groups["x"] = groups["b=2, t=4"]
+    assert "b=8, t=4" in f.explain()
+    assert px_compile(lambda x: x).stats.groups == {}
+
+
+@pytest.mark.parametrize("path", ["batch.tokens", "batch['tokens']", 'batch["tokens"]'])
+def test_pytree_paths(path):
+    f = px_compile(lambda batch: batch, dims={path: "b, 4"})
+    f({"tokens": ones((8, 4))})
+    assert list(f.stats.groups) == ["b=8"]
+    with pytest.raises(ValueError, match="no array there"):
+        f({"other": ones((8, 4))})
+    with pytest.raises(ValueError, match=r"dimension 1 of batch\['tokens'\] is 4, but"):
+        f({"tokens": ones((8, 5))})
+
+
+def test_disagreeing_sizes():
+    f = px_compile(lambda x, y: (x, y), dims={"x": "b, _", "y": "b"})
+    text = r"binds 'b' to 8 in x: f32\[8,2\] and to 6 in y: f32\[6\]"
+    with pytest.raises(ValueError, match=text):
+        f(ones((8, 2)), ones((6,)))
+    with pytest.raises(ValueError, match="has 3 dimensions"):
+        f(ones((8, 2, 1)), ones((8,)))
+    with pytest.raises(ValueError, match="binds 'b'"):
+        jax.jit(f)(ones((8, 2)), ones((6,)))
+    assert counts(f) == (0, 0, 0)
+
+
+# Explanations -----------------------------------------------------------------------
+
+
+def test_explain_names_each_reason():
+    f = px_compile(lambda x, y=None: x)
+    f(ones((8, 128)))
+    f(ones((8, 256)))
+    f(jnp.ones((8, 256), jnp.int32))
+    f(ones((8, 256, 1)))
+    f({"a": ones((8, 256))})
+    f([ones((8, 256))])
+    f((ones((8, 256)),))
+    f(ones((8, 128)), ones(1))
+    text = f.explain()
+    for reason in (
+        "first call",
+        "new size: `x`: f32[8,128] -> f32[8,256]",
+        "new dtype: `x`: f32[8,256] -> i32[8,256]",
+        "new rank: `x`: f32[8,256] -> f32[8,256,1]",
+        "new structure: `x['a']` added",
+        "new structure: `x[0]` added",
+        "new structure: PyTreeDef((([*],), {})) -> PyTreeDef((((*,),), {}))",
+        "new structure: `y` added",
+        "px.compile(<lambda>): 8 calls, 8 traces, 8 compilations",
+        "compile ms",
+    ):
+        assert reason in text
+    assert "\x1b" not in text
+
+
+def test_explain_before_any_call():
+    assert "0 calls, 0 traces, 0 compilations" in px_compile(lambda x: x).explain()
+
+
+def test_unused_donation_warns_once():
+    f = px_compile(lambda x: jnp.sum(x), donate_argnums=0)
+    with pytest.warns(UserWarning, match="donated buffers were not usable"):
+        f(ones(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        f(ones(3))
+
+
+def test_importing_does_not_load_rich():
+    code = "import sys, pliax.transforms; sys.exit('rich' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
