@@ -1,0 +1,179 @@
+"""Run rivals of one meaning side by side and write everything seen to one JSON file.
+
+A `Case` names arguments, an oracle in float64 and the `Rival`s that compute it. All
+rivals of a case are compiled first and then take turns sample by sample, so that a
+busy neighbour slows every one of them. A speed without an error is not a result:
+each row carries the rival's largest and mean error against the oracle.
+"""
+
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PACKAGES = ("jax", "jaxlib", "numpy", "optax", "pliax")
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Rival:
+    """One implementation: a function that can be jitted, and its arguments.
+
+    ``outcome`` picks from its result what the oracle predicts.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    outcome: Callable[[Any], Any] = lambda result: result
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question: sizes for the record, a float64 oracle, and who answers."""
+
+    name: str
+    oracle: Callable[[], Any]
+    rivals: tuple[Rival, ...]
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A compiled rival, with what compiling it cost."""
+
+    rival: Rival
+    compiled: Any
+    trace_s: float
+    compile_s: float
+
+    def sample(self) -> float:
+        """Milliseconds of one call."""
+        start = time.perf_counter()
+        jax.block_until_ready(self.compiled(*self.rival.arguments))
+        return 1e3 * (time.perf_counter() - start)
+
+
+def run(cases: Sequence[Case], *, samples: int, output: Path) -> dict[str, Any]:
+    """Measure every case, write the record to ``output`` and return it."""
+    rows = [row for case in cases for row in _measure(case, samples)]
+    record = {**_environment(), "rows": rows}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"wrote {output}")
+    return record
+
+
+def _measure(case: Case, samples: int) -> list[dict[str, Any]]:
+    golden = case.oracle()
+    entries = [_compile(rival) for rival in case.rivals]
+    errors = [_errors(entry, golden) for entry in entries]  # and a warm-up
+    turns = [[entry.sample() for entry in entries] for _ in range(samples)]
+    rows = [
+        _row(case, entry, error, times)
+        for entry, error, times in zip(
+            entries, errors, zip(*turns, strict=True), strict=True
+        )
+    ]
+    for row in rows:
+        _report(row)
+    return rows
+
+
+def _compile(rival: Rival) -> _Entry:
+    start = time.perf_counter()
+    lowered = jax.jit(rival.function).lower(*rival.arguments)
+    traced = time.perf_counter()
+    compiled = lowered.compile()
+    return _Entry(rival, compiled, traced - start, time.perf_counter() - traced)
+
+
+def _errors(entry: _Entry, golden: Any) -> tuple[float, float]:
+    """The largest and the mean absolute error over all leaves."""
+    outcome = entry.rival.outcome(entry.compiled(*entry.rival.arguments))
+    pairs = zip(jax.tree.leaves(outcome), jax.tree.leaves(golden), strict=True)
+    gaps = [np.abs(np.asarray(a, np.float64) - b).ravel() for a, b in pairs]
+    return float(max(g.max() for g in gaps)), float(np.concatenate(gaps).mean())
+
+
+def _row(
+    case: Case, entry: _Entry, errors: tuple[float, float], times: tuple[float, ...]
+) -> dict[str, Any]:
+    memory, program = entry.compiled.memory_analysis(), entry.compiled.as_text()
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    peak = held + memory.temp_size_in_bytes - memory.alias_size_in_bytes
+    return {
+        "case": case.name,
+        **case.sizes,
+        "rival": entry.rival.name,
+        "median_ms": float(np.median(times)),
+        "samples_ms": list(times),
+        "max_error": errors[0],
+        "mean_error": errors[1],
+        "peak_memory_mib": peak / MIB,
+        "temporary_memory_mib": memory.temp_size_in_bytes / MIB,
+        "trace_s": entry.trace_s,
+        "compile_s": entry.compile_s,
+        "hlo_instructions": program.count(" = "),
+        "hlo_bytes": len(program),
+    }
+
+
+def _report(row: dict[str, Any]) -> None:
+    print(
+        f"{row['case']:>12} {row['rival']:<30} {row['median_ms']:9.2f} ms  "
+        f"error {row['max_error']:.1e}  temporary {row['temporary_memory_mib']:7.1f} "
+        f"MiB  compile {row['compile_s']:5.2f} s  {row['hlo_instructions']} HLO"
+    )
+
+
+def _environment() -> dict[str, Any]:
+    """Where the numbers come from."""
+    device = jax.devices()[0]
+    return {
+        "commit": _git("rev-parse", "HEAD") or "none",
+        "dirty": bool(_git("status", "--porcelain")),
+        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in PACKAGES},
+        },
+        "device": {
+            "platform": device.platform,
+            "kind": device.device_kind,
+            "count": jax.device_count(),
+            "cpu": _cpu(),
+        },
+    }
+
+
+def _git(*arguments: str) -> str:
+    """Git's answer, or nothing where there is no git, repository or commit."""
+    try:
+        return subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _cpu() -> str:
+    """The processor's name and how many of its cores this process may use."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if "model name" in line]
+    return f"{names[0] if names else platform.processor()}, {len(names)} cores"

@@ -1,0 +1,4 @@
+"""Floor 2: optimizers; may use kernels and distributed."""
+
+from .muon import muon as muon, scale_by_muon as scale_by_muon
+from .routing import labels as labels

@@ -1,0 +1,297 @@
+"""Muon: momentum, orthogonalised by Newton-Schulz, for the matrices of a network.
+
+The arithmetic is that of ``torch.optim.Muon``; the interface is optax's. Muon serves
+the hidden matrices; embeddings, heads, norms and biases take AdamW, and
+`pliax.optim.labels` tells the two apart::
+
+    tx = optax.partition(
+        {"muon": px.optim.muon(2e-2), "adamw": optax.adamw(3e-4)}, px.optim.labels
+    )
+
+Sharp edges. A NaN in a gradient makes that parameter's whole update NaN, and its
+momentum keeps it, as in torch; guard with `optax.apply_if_finite`. With bfloat16
+parameters the returned update is rounded to bfloat16 before it is applied.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.core import Tracer
+from jaxtyping import Array, ArrayLike, Int32
+
+from .newton_schulz import (
+    COEFFICIENTS,
+    EPSILON,
+    STEPS,
+    check_coefficients,
+    check_steps,
+    newton_schulz,
+)
+
+
+# Rows A and columns B of torch's (out, in) matrix -> the factor of its update.
+_RATIOS: dict[str, Callable[[int, int], float]] = {
+    "original": lambda A, B: math.sqrt(max(1.0, A / B)),  # Jordan et al. 2024
+    "match_rms_adamw": lambda A, B: 0.2 * math.sqrt(max(A, B)),  # Liu et al. 2025
+    "spectral_unclamped": lambda A, B: math.sqrt(A / B),
+}
+
+
+class MuonState(NamedTuple):
+    """The momentum of every matrix, in the dtype of its parameter."""
+
+    momentum: optax.Params
+
+
+class StepState(NamedTuple):
+    """How many updates were made: the argument of a learning rate schedule."""
+
+    count: Int32[Array, ""]
+
+
+def muon(
+    learning_rate: Any = 1e-3,
+    weight_decay: ArrayLike = 0.1,
+    momentum: ArrayLike = 0.95,
+    nesterov: bool = True,
+    ns_coefficients: Iterable[ArrayLike] = COEFFICIENTS,
+    eps: ArrayLike = EPSILON,
+    ns_steps: ArrayLike = STEPS,
+    adjust_lr_fn: str | None = None,
+    *,
+    layout: str = "in_out",
+) -> optax.GradientTransformation:
+    r"""Muon with decoupled weight decay, as `torch.optim.Muon`.
+
+    .. math::
+        M &\leftarrow \mu M + (1 - \mu) G \\
+        O &= \mathrm{NewtonSchulz}((1 - \mu) G + \mu M) \\
+        W &\leftarrow (1 - \eta \lambda) W - \eta\, r(A, B)\, O
+
+    The decay uses the unadjusted learning rate. Every leaf must be a real matrix:
+    give the others to another optimizer with `pliax.optim.labels` and
+    `optax.partition`.
+
+    Args:
+        learning_rate: :math:`\eta >= 0`: a number, an array of one element, or a
+            schedule from the step count, which starts at 0. 1e-3 is torch's default;
+            with "original", 2e-2 is usual.
+        weight_decay: :math:`\lambda >= 0`; torch's default.
+        momentum: :math:`\mu >= 0`, of an exponential average that starts at zero
+            and is not corrected for it: the orthogonalisation ignores the scale.
+        nesterov: Orthogonalise the look-ahead :math:`(1-\mu) G + \mu M`, not ``M``.
+        ns_coefficients: ``(a, b, c)`` of the Newton-Schulz quintic.
+        eps: Lower bound of the norm that Newton-Schulz divides by.
+        ns_steps: Newton-Schulz steps, below 100.
+        adjust_lr_fn: The shape factor ``r(A, B)``. None or "original":
+            ``sqrt(max(1, A/B))``; "match_rms_adamw": ``0.2 sqrt(max(A, B))``, so
+            that AdamW's learning rate and decay can be kept; "spectral_unclamped":
+            ``sqrt(A/B)``.
+        layout: "in_out" if matrices are (inputs, outputs), as JAX's kernels are:
+            ``A`` counts columns. "out_in" for torch's weights: ``A`` counts rows.
+            It changes the shape factor and nothing else.
+
+    Returns:
+        A `GradientTransformation` whose updates have the gradients' dtypes.
+
+    Raises:
+        ValueError: For a bad argument, in torch's words; at `init` and `update` for
+            a leaf that is not a real matrix; at `update` without ``params`` if
+            there is weight decay.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> params = {"kernel": jnp.eye(4)}
+        >>> tx = muon(learning_rate=0.02)
+        >>> updates, state = tx.update(params, tx.init(params), params)
+        >>> updates["kernel"].shape
+        (4, 4)
+
+    References:
+        Jordan et al., "Muon: An optimizer for hidden layers in neural networks",
+        2024. Liu et al., "Muon is scalable for LLM training", 2025,
+        arXiv:2502.16982, eq. 4. `torch.optim.Muon`.
+    """
+    _check_learning_rate(learning_rate)
+    _check_at_least_zero("momentum", momentum)  # torch's order of complaints
+    _check_at_least_zero("weight decay", weight_decay)
+    return optax.chain(
+        scale_by_muon(
+            momentum,
+            nesterov,
+            ns_coefficients,
+            eps,
+            ns_steps,
+            adjust_lr_fn,
+            layout=layout,
+        ),
+        _descend(learning_rate, weight_decay),
+    )
+
+
+def scale_by_muon(
+    momentum: ArrayLike = 0.95,
+    nesterov: bool = True,
+    ns_coefficients: Iterable[ArrayLike] = COEFFICIENTS,
+    eps: ArrayLike = EPSILON,
+    ns_steps: ArrayLike = STEPS,
+    adjust_lr_fn: str | None = None,
+    *,
+    layout: str = "in_out",
+) -> optax.GradientTransformation:
+    r"""Replace gradients by :math:`r(A, B)\, O`: Muon without learning rate or decay.
+
+    Args and formulas are those of `muon`. The result is not negated, as everywhere
+    in optax.
+
+    Returns:
+        A `GradientTransformation` with the state `MuonState`.
+
+    Raises:
+        ValueError: As `muon`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> tx = scale_by_muon(adjust_lr_fn="match_rms_adamw")
+        >>> updates, _ = tx.update(jnp.zeros((2, 3)), tx.init(jnp.zeros((2, 3))))
+        >>> updates.tolist()
+        [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    """
+    _check_at_least_zero("momentum", momentum)
+    _check_at_least_zero("epsilon", eps)
+    coefficients, steps = check_coefficients(ns_coefficients), check_steps(ns_steps)
+    ratio = _shape_ratio(adjust_lr_fn, layout)
+
+    def init(params: optax.Params) -> MuonState:
+        _check_matrices(params, "")
+        return MuonState(jax.tree.map(jnp.zeros_like, params))
+
+    def direction(G: Array, M: Array) -> Array:
+        lookahead = _lerp(G, M, momentum) if nesterov else M
+        X = newton_schulz(lookahead, coefficients=coefficients, steps=steps, eps=eps)
+        return (ratio(*G.shape) * _widen(X, G)).astype(G.dtype)
+
+    def update(updates, state, params=None):
+        del params
+        _check_matrices(updates, "Param gradient must be a 2D matrix: ")
+        buffers = jax.tree.map(
+            lambda G, M: _lerp(G, M, momentum).astype(M.dtype), updates, state.momentum
+        )
+        return jax.tree.map(direction, updates, buffers), MuonState(buffers)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _descend(
+    learning_rate: Any, weight_decay: ArrayLike
+) -> optax.GradientTransformation:
+    """``U -> -lr (U + decay W)``, in float32 or wider, rounded once.
+
+    optax's own pieces promote a bfloat16 update to float32 where the learning rate
+    or the decay is a float32 array, as it is under `optax.inject_hyperparams`.
+    """
+    decays = isinstance(weight_decay, jax.Array) or weight_decay != 0
+
+    def update(updates, state, params=None):
+        if decays and params is None:
+            raise ValueError(
+                "muon: weight decay needs the parameters. Call "
+                "update(gradients, state, params), or pass weight_decay=0."
+            )
+        rate: Any = learning_rate
+        if callable(learning_rate):
+            rate = learning_rate(state.count)
+
+        def step(U: Array, W: Array) -> Array:
+            total = _widen(U, U)
+            if decays:
+                total += _scalar(weight_decay, total) * W.astype(total.dtype)
+            return (-_scalar(rate, total) * total).astype(U.dtype)
+
+        stepped = jax.tree.map(step, updates, params if decays else updates)
+        return stepped, StepState(jnp.asarray(optax.safe_increment(state.count)))
+
+    def init(params: optax.Params) -> StepState:
+        del params
+        return StepState(jnp.zeros((), jnp.int32))
+
+    return optax.GradientTransformation(init, update)
+
+
+def _lerp(G: Array, M: Array, momentum: Any) -> Array:
+    """``(1 - momentum) G + momentum M`` in the gradient's dtype, rounded once."""
+    wide = _widen(G, G)
+    fresh, kept = _scalar(1 - momentum, wide), _scalar(momentum, wide)
+    return (fresh * wide + kept * M.astype(wide.dtype)).astype(G.dtype)
+
+
+def _widen(X: Array, G: Array) -> Array:
+    """X in float32, or in float64 where G is."""
+    return X.astype(jnp.float64 if G.dtype == jnp.float64 else jnp.float32)
+
+
+def _scalar(value: ArrayLike, like: Array) -> Array:
+    return jnp.reshape(jnp.asarray(value), ()).astype(like.dtype)
+
+
+def _shape_ratio(adjust_lr_fn: str | None, layout: str) -> Callable[[int, int], float]:
+    """The factor of an update by the shape of its matrix, as stored."""
+    if adjust_lr_fn is not None and adjust_lr_fn not in _RATIOS:
+        raise ValueError(
+            f"Adjust learning rate function {adjust_lr_fn} is not supported. "
+            f"Choose None or one of {', '.join(_RATIOS)}."
+        )
+    if layout not in ("in_out", "out_in"):
+        raise ValueError(
+            f"layout should be 'in_out' (JAX kernels) or 'out_in' (torch weights) "
+            f"but is: {layout!r}"
+        )
+    ratio = _RATIOS[adjust_lr_fn or "original"]
+
+    def of_shape(rows: int, columns: int) -> float:
+        A, B = (columns, rows) if layout == "in_out" else (rows, columns)
+        return ratio(A, B) if A and B else 1.0
+
+    return of_shape
+
+
+def _check_learning_rate(learning_rate: Any) -> None:
+    if callable(learning_rate):
+        return
+    if jnp.size(learning_rate) != 1:
+        raise ValueError(
+            f"Tensor lr must be 1-element but has shape {jnp.shape(learning_rate)}."
+        )
+    _check_at_least_zero("Learning rate", learning_rate)
+
+
+def _check_at_least_zero(name: str, value: Any) -> None:
+    """Torch's wording; NaN fails the comparison, a tracer has no value to check."""
+    if not isinstance(value, Tracer) and not value >= 0:
+        raise ValueError(f"{name} should be >= 0 but is: {value}")
+
+
+def _check_matrices(tree: optax.Params, prefix: str) -> None:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        shape, where = jnp.shape(leaf), jax.tree_util.keystr(path) or "the root"
+        dtype = jnp.result_type(leaf)
+        if len(shape) != 2:
+            raise ValueError(
+                f"{prefix}Muon only supports 2D parameters whereas we found a "
+                f"parameter with size: {shape} at {where}. Give it to another "
+                'optimizer: optax.partition({"muon": muon(...), "adamw": '
+                "optax.adamw(...)}, pliax.optim.labels)."
+            )
+        if jnp.issubdtype(dtype, jnp.complexfloating):
+            raise ValueError(
+                f"Muon does not support complex parameters: found {dtype} at {where}."
+            )
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                f"Muon only supports floating-point parameters: found {dtype} at "
+                f"{where}."
+            )

@@ -1,0 +1,48 @@
+import json
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import harness
+
+
+@pytest.fixture(scope="module")
+def quick_record(tmp_path_factory):
+    output = tmp_path_factory.mktemp("benchmark") / "quick.json"
+    script = harness.ROOT / "benchmarks" / "bench_muon.py"
+    command = [sys.executable, str(script), "--quick", "--output", str(output)]
+    subprocess.run(command, check=True, capture_output=True, cwd=harness.ROOT)
+    return json.loads(output.read_text())
+
+
+def test_a_quick_run_says_where_its_numbers_come_from(quick_record):
+    assert set(quick_record["versions"]) == {"python", *harness.PACKAGES}
+    assert quick_record["device"]["platform"] == "cpu"
+    assert isinstance(quick_record["dirty"], bool)
+    for key in ("commit", "command", "date"):
+        assert quick_record[key]
+
+
+def test_every_row_has_an_error_and_all_its_samples(quick_record):
+    assert {row["rival"] for row in quick_record["rows"]} >= {"pliax", "optax"}
+    for row in quick_record["rows"]:
+        assert len(row["samples_ms"]) == 3
+        assert row["median_ms"] == np.median(row["samples_ms"])
+        assert 0 < row["mean_error"] <= row["max_error"] < 0.1
+        for key in ("peak_memory_mib", "compile_s", "hlo_instructions", "hlo_bytes"):
+            assert row[key] > 0
+
+
+def test_the_error_is_the_distance_from_the_oracle(tmp_path):
+    rivals = (
+        harness.Rival("exact", lambda x: x + 1.0, (jnp.ones(3),)),
+        harness.Rival("off", lambda x: (x, x + 1.5), (jnp.ones(3),), lambda r: r[1]),
+    )
+    case = harness.Case("sum", lambda: np.full(3, 2.0), rivals)
+    record = harness.run([case], samples=2, output=tmp_path / "new" / "sum.json")
+    assert [row["max_error"] for row in record["rows"]] == [0.0, 0.5]
+    assert [row["mean_error"] for row in record["rows"]] == [0.0, 0.5]
+    assert json.loads((tmp_path / "new" / "sum.json").read_text()) == record

@@ -1,0 +1,72 @@
+"""The names users write are frozen: adding or removing one is a decision."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+import pliax as px
+
+
+NAMES = {
+    px: {
+        "AuxOutput", "AuxRequest", "BlockMask", "Generator", "compile",
+        "create_block_mask", "flex_attention",
+    },
+    px.kernels: {
+        "AuxOutput", "AuxRequest", "BlockMask", "create_block_mask", "flex_attention",
+    },
+    px.transforms: {"CompiledFunction", "Stats", "compile"},
+    px.distributed: {"data_parallel_mesh", "distribute"},
+    px.optim: {"labels", "muon", "scale_by_muon"},
+}  # fmt: skip
+NAMESPACES = {"core", "distributed", "kernels", "optim", "transforms"}
+NEVER_LOADED = (
+    "flax", "orbax", "rich", "matplotlib", "scipy.sparse.csgraph", "z3",
+    "jax._src.pallas.mosaic_gpu", "jax.experimental.pallas.mosaic_gpu",
+)  # fmt: skip
+LONGEST_IMPORT = 0.35  # seconds beyond importing jax; optax takes 0.18 of them
+
+
+def public(module):
+    return {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+
+
+@pytest.mark.parametrize("module", NAMES, ids=lambda module: module.__name__)
+def test_public_names_are_the_frozen_ones(module):
+    assert public(module) == NAMES[module]
+
+
+def test_namespaces_are_the_rooms():
+    rooms = {n for n, v in vars(px).items() if isinstance(v, types.ModuleType)}
+    assert rooms - {"info"} == NAMESPACES
+
+
+def test_every_public_callable_is_documented():
+    for module, names in NAMES.items():
+        for name in names:
+            assert getattr(module, name).__doc__, (module.__name__, name)
+
+
+def python(code):
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_import_loads_nothing_heavy():
+    code = "import sys, pliax; print([m for m in %r if m in sys.modules])"
+    assert python(code % (NEVER_LOADED,)).strip() == "[]"
+
+
+def test_import_takes_little_beyond_jax():
+    code = (
+        "import time, jax; start = time.process_time(); import pliax;"
+        "print(time.process_time() - start)"
+    )
+    best = min(float(python(code)) for _ in range(3))
+    assert best < LONGEST_IMPORT
