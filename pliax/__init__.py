@@ -1,6 +1,13 @@
 """PyTorch 2's compile stack, rebuilt as pure functions on JAX."""
 
-from . import core as core, kernels as kernels
+from . import (
+    core as core,
+    distributed as distributed,
+    kernels as kernels,
+    optim as optim,
+    transforms as transforms,
+)
+from .core.generator import Generator as Generator
 from .kernels import (
     AuxOutput as AuxOutput,
     AuxRequest as AuxRequest,
@@ -8,6 +15,7 @@ from .kernels import (
     create_block_mask as create_block_mask,
     flex_attention as flex_attention,
 )
+from .transforms.compilation import compile as compile
 
 
 __version__ = "0.1.0"

@@ -1,6 +1,7 @@
-"""What several laws share: the error rule of DESIGN, and random arrays."""
+"""What several laws share: the error rule, compilations counted, random arrays."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -47,3 +48,22 @@ def _widen(x: Any) -> Any:
 def normal(seed: int, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
     """Standard normal numbers of a seed."""
     return jax.random.normal(jax.random.key(seed), shape, dtype)
+
+
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@contextlib.contextmanager
+def compilations() -> Iterator[list[float]]:
+    """A list that grows by one for each executable XLA builds."""
+    seen: list[float] = []
+
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
+        if event == _COMPILED:
+            seen.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield seen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)

@@ -1,33 +1,12 @@
 """A law over every public transform: the second call of a kind compiles nothing."""
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import normal
+from helpers import compilations, normal
 
 import pliax as px
-
-
-COMPILED = "/jax/core/compile/backend_compile_duration"
-
-
-@contextlib.contextmanager
-def compilations():
-    """A list that grows by one for each executable XLA builds."""
-    seen = []
-
-    def listen(event, seconds, **_):
-        if event == COMPILED:
-            seen.append(seconds)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield seen
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def attention(seed):

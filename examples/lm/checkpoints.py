@@ -5,7 +5,9 @@ killed save leaves behind is removed, so that no half-written checkpoint is foun
 """
 
 import json
+import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ import jax
 import orbax.checkpoint as ocp
 
 from .errors import UserError
+
+
+_OVERHEAD = 2**20  # orbax's metadata, generously
 
 
 class Checkpoints:
@@ -36,16 +41,17 @@ class Checkpoints:
             UserError: If it cannot be written; nothing half-written stays.
         """
         try:
+            self._reserve(2 * sum(x.nbytes for x in jax.tree.leaves(state)) + _OVERHEAD)
             with self._manager() as manager:
                 manager.save(step, args=ocp.args.StandardSave(state), force=True)
-        except Exception as error:
+        except (OSError, ValueError, RuntimeError) as error:
             for path in self.folder.glob("*tmp*"):
                 shutil.rmtree(path, ignore_errors=True)
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise UserError(
                 f"the checkpoint of step {step} could not be written to {self.folder}"
-                f" ({reason[0][:200]}); free space there or choose another --out, then"
-                " --resume"
+                f" ({reason[0][:200]}); free space there and --resume, or choose"
+                " another --out"
             ) from error
 
     def restore(self, like: Any) -> tuple[int, Any]:
@@ -63,6 +69,15 @@ class Checkpoints:
                     f"--resume found no checkpoint in {self.folder}; start without it"
                 )
             return step, manager.restore(step, args=ocp.args.StandardRestore(abstract))
+
+    def _reserve(self, size: int) -> None:
+        """Raise OSError unless `size` bytes are free.
+
+        Asked first, because orbax writes in threads that report a full disk with a
+        page of tracebacks each.
+        """
+        with tempfile.TemporaryFile(dir=self.folder) as file:
+            os.posix_fallocate(file.fileno(), 0, size)
 
     @property
     def _record(self) -> Path:

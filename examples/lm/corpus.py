@@ -76,14 +76,12 @@ def load_corpus(folder: Path | None, pattern: str) -> Corpus:
         raise UserError(
             f"--data {root} is not a folder; name one that holds text files"
         )
-    paths = [
-        p for p in sorted(root.rglob(pattern)) if folder or _is_library_text(root, p)
-    ]
     documents, unreadable, empty = [], 0, 0
-    for path in paths:
-        try:
-            data = path.read_bytes()
-        except OSError:
+    for path in sorted(root.rglob(pattern)):
+        if path.is_dir() or (folder is None and not _is_library_text(root, path)):
+            continue
+        data = _read(path)
+        if data is None:
             unreadable += 1
             continue
         empty += not data
@@ -94,6 +92,14 @@ def load_corpus(folder: Path | None, pattern: str) -> Corpus:
             f" ({unreadable} unreadable, {empty} empty); name another folder or pattern"
         )
     return Corpus(*_split(documents), unreadable, empty)
+
+
+def _read(path: Path) -> bytes | None:
+    """The bytes of a regular file, or None: no rights, a broken link, a pipe."""
+    try:
+        return path.read_bytes() if path.is_file() else None
+    except OSError:
+        return None
 
 
 def _is_library_text(root: Path, path: Path) -> bool:

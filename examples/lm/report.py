@@ -43,18 +43,13 @@ class StepBar:
 
     def __init__(self, start: int, steps: int) -> None:
         """A bar from `start` to `steps`."""
-        columns = ("step", "loss", "tokens/s", "compilations", "median")
         self._progress = Progress(
-            TextColumn("{task.completed:>5.0f}/{task.total:.0f}"),
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(bar_width=20),
-            *(
-                TextColumn(f"{name} {{task.fields[{_key(name)}]}}")
-                for name in columns[1:]
-            ),
+            TextColumn("{task.description}"),
             TimeRemainingColumn(),
         )
-        fields = {_key(name): "-" for name in columns[1:]}
-        self._task = self._progress.add_task("", total=steps, completed=start, **fields)
+        self._task = self._progress.add_task("", total=steps, completed=start)
         self._seconds: deque[float] = deque(maxlen=50)
         self._tokens: deque[int] = deque(maxlen=50)
 
@@ -69,17 +64,13 @@ class StepBar:
         """Show one more step."""
         self._seconds.append(seconds)
         self._tokens.append(tokens)
-        fields = {
-            "loss": f"{loss:.3f}",
-            "tokens_s": f"{sum(self._tokens) / sum(self._seconds):,.0f}",
-            "compilations": str(compiled),
-            "median": f"{1e3 * statistics.median(self._seconds):.0f} ms",
-        }
-        self._progress.update(self._task, advance=1, **fields)
-
-
-def _key(name: str) -> str:
-    return name.replace("/", "_")
+        rate = sum(self._tokens) / sum(self._seconds)
+        median = 1e3 * statistics.median(self._seconds)
+        text = (
+            f"loss {loss:.3f}  {rate:,.0f} tokens/s  {compiled} compilations"
+            f"  median {median:.0f} ms"
+        )
+        self._progress.update(self._task, advance=1, description=text)
 
 
 def plot_losses(metrics: Metrics, lines: dict[str, float], path: Path) -> None:
@@ -94,18 +85,17 @@ def plot_losses(metrics: Metrics, lines: dict[str, float], path: Path) -> None:
     axes.plot(
         *metrics.series("val_loss"), color="#1f4e8c", linewidth=2, label="validation"
     )
-    last = max((row["step"] for row in metrics.rows), default=1)
     for name, value in lines.items():
         axes.axhline(value, color="#999999", linewidth=0.8, linestyle="--")
         axes.annotate(
-            f"{name} {value:.2f}",
-            (last, value),
-            ha="right",
-            va="bottom",
+            f" {name} {value:.2f}",
+            (1.0, value),
+            xycoords=("axes fraction", "data"),
+            va="center",
             color="#666666",
             fontsize=8,
         )
-    axes.set(xlabel="step", ylabel="loss (nats a byte)", ylim=(1.2, None))
+    axes.set(xlabel="step", ylabel="loss (nats a byte)", ylim=(1.2, 4.0))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(path)

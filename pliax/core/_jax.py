@@ -9,11 +9,11 @@ from collections.abc import Hashable
 
 from jax._src import config as _config, mesh as _mesh
 from jax._src.core import trace_state_clean as trace_state_clean
+
+# jax.extend.random by its parts: `import jax.extend` loads Pallas's Mosaic GPU.
+from jax._src.extend.random import define_prng_impl as define_prng_impl
 from jax._src.random.prng import iota_2x32_shape as iota_2x32_shape
-from jax.extend.random import (
-    define_prng_impl as define_prng_impl,
-    threefry2x32_p as threefry2x32_p,
-)
+from jax._src.random.threefry2x32 import threefry2x32_p as threefry2x32_p
 
 
 def trace_context() -> Hashable:

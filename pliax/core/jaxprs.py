@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import eval_jaxpr
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,7 @@ class ClosedFunction:
 
     def __call__(self, *args: Any) -> Any:
         """Evaluate with arrays of the shapes and dtypes it was traced for."""
-        (result,) = jax.core.eval_jaxpr(self.program.jaxpr, self.captured, *args)
+        (result,) = eval_jaxpr(self.program.jaxpr, self.captured, *args)
         return result
 
     @property

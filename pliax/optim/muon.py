@@ -29,7 +29,7 @@ from .newton_schulz import (
     STEPS,
     check_coefficients,
     check_steps,
-    newton_schulz,
+    orthogonalize,
 )
 
 
@@ -172,7 +172,7 @@ def scale_by_muon(
 
     def direction(G: Array, M: Array) -> Array:
         lookahead = _lerp(G, M, momentum) if nesterov else M
-        X = newton_schulz(lookahead, coefficients=coefficients, steps=steps, eps=eps)
+        X = orthogonalize(lookahead, coefficients=coefficients, steps=steps, eps=eps)
         return (ratio(*G.shape) * _widen(X, G)).astype(G.dtype)
 
     def update(updates, state, params=None):

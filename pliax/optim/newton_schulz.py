@@ -29,7 +29,7 @@ EPSILON = 1e-7
 MAX_STEPS = 100  # torch.optim.Muon refuses from here on
 
 
-def newton_schulz(
+def orthogonalize(
     G: Real[Array, "..."],
     *,
     coefficients: Iterable[ArrayLike] = COEFFICIENTS,
@@ -63,7 +63,7 @@ def newton_schulz(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> newton_schulz(jnp.array([[3.0, 0.0], [0.0, 3.0]])).shape
+        >>> orthogonalize(jnp.array([[3.0, 0.0], [0.0, 3.0]])).shape
         (2, 2)
 
     References:
@@ -77,12 +77,12 @@ def newton_schulz(
             f"Input tensor gradient must be a 2D matrix but has shape {G.shape}."
         )
 
-    def orthogonalize(G: Array) -> Array:
+    def iterate(G: Array) -> Array:
         wide = G.T if G.shape[0] > G.shape[1] else G
         X = lax.fori_loop(0, steps, lambda _, X: _step(X, abc), _normalize(wide, eps))
         return X.T if wide is not G else X
 
-    return _partitioned_by_compiler(orthogonalize, G)
+    return _partitioned_by_compiler(iterate, G)
 
 
 def check_coefficients(coefficients: Iterable[ArrayLike]) -> tuple[ArrayLike, ...]:

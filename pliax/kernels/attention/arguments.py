@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jaxtyping import Array
 
 from pliax.core.jaxprs import ClosedFunction, close
@@ -117,7 +118,7 @@ def _refuse(reason: str, found: str, kind: type[Exception] = ValueError) -> None
 
 
 def _brief(x: Any) -> str:
-    aval = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
+    aval = x if isinstance(x, ShapedArray) else jax.typeof(x)
     return aval.str_short(short_dtypes=True)
 
 

@@ -26,9 +26,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from einops import rearrange
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from pliax.core.jaxprs import ClosedFunction
+from pliax.core.typing import Leaf
 
 from .block_mask import BlockLists, BlockMask, dense_lists
 from .tiles import block_positions, mask_tile, score_tile, softmax_dtype
@@ -52,21 +53,34 @@ class _Heads(NamedTuple):
 
     Key heads carry `P G` query heads. `G` heads share a list of blocks and are computed
     together; `P` is 1, unless the mask lists blocks for each query head: then G is 1.
+
+    Attributes:
+        b: Indices of the batch, (B,).
+        h: Indices of the query heads, (K, P, G).
+        q: Queries by row block, (B, K, P, G, R, M, D).
+        k: Keys by column block, (B, K, C, N, D).
+        v: Values by column block, (B, K, C, N, V).
     """
 
-    b: Int[Array, " B"]
-    h: Int[Array, "K P G"]
-    q: Float[Array, "B K P G R M D"]
-    k: Float[Array, "B K C N D"]
-    v: Float[Array, "B K C N V"]
+    b: Leaf
+    h: Leaf
+    q: Leaf
+    k: Leaf
+    v: Leaf
 
 
 class _Statistics(NamedTuple):
-    """What backward needs of the forward pass, in row blocks."""
+    """What backward needs of the forward pass, by row block.
 
-    lse: Float[Array, "B K P G R M"]
-    delta: Float[Array, "B K P G R M"]
-    d_out: Float[Array, "B K P G R M V"]
+    Attributes:
+        lse: Log-sum-exp, (B, K, P, G, R, M).
+        delta: sum(d_out out) - d_lse, likewise.
+        d_out: Gradient of the output, (B, K, P, G, R, M, V).
+    """
+
+    lse: Leaf
+    delta: Leaf
+    d_out: Leaf
 
 
 def attend(

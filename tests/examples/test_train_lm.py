@@ -1,0 +1,232 @@
+"""The main job: it resumes bit for bit, does not depend on devices, says what is wrong."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import train_lm
+from lm.batches import schedule
+from lm.corpus import load_corpus
+
+import pliax as px
+
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+SMALL = "--layers 1 --width 32 --heads 2 --kv-heads 1 --warmup 2 --sample-bytes 8"
+SMALL += " --held-out-bytes 2000 --evaluate-every 3"
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """A folder with 40 files of words, some of them longer than a row."""
+    folder = tmp_path_factory.mktemp("texts")
+    rng = np.random.default_rng(0)
+    words = ["alpha", "beta", "gamma", "delta", "epsilon\n", "zeta\n\n"]
+    for number in range(40):
+        text = " ".join(rng.choice(words, size=rng.integers(5, 400)))
+        (folder / f"{number}.txt").write_text(text)
+    return folder
+
+
+def arguments(texts, out, *more):
+    return [
+        *SMALL.split(),
+        "--data",
+        str(texts),
+        "--glob",
+        "*.txt",
+        "--out",
+        str(out),
+        *more,
+    ]
+
+
+def start(command, *before):
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    script = str(ROOT / "examples" / "train_lm.py")
+    line = [*before, sys.executable, script, *command]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+
+def finish(process):
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return out.strip().splitlines()[-1]
+
+
+def rows(out):
+    return [
+        json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()
+    ]
+
+
+def leaves(out, step):
+    folder = out / "checkpoints" / str(step)
+    import orbax.checkpoint as ocp
+
+    with ocp.CheckpointManager(folder.parent) as manager:
+        tree = manager.restore(step, args=ocp.args.StandardRestore())
+    return [np.asarray(x) for x in jax.tree.leaves(tree)]
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_bit_for_bit(texts, tmp_path):
+    options = ("--steps", "12", "--checkpoint-every", "2")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    line = finish(start(arguments(texts, whole, *options)))
+    process = start(arguments(texts, killed, *options))
+    while not (killed / "checkpoints" / "4").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert len(rows(killed)) < 12
+    resumed = finish(start(arguments(texts, killed, *options, "--resume")))
+    assert rows(killed) == rows(whole)
+    for x, y in zip(leaves(whole, 12), leaves(killed, 12), strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert resumed.split()[:5] == line.split()[:5]
+    names = [word.split("=")[0] for word in line.split()]
+    assert names == [
+        "final:", "val_loss", "unigram", "bigram", "trigram", "steps", "compilations", "tokens/s",
+    ]  # fmt: skip
+    assert (whole / "loss.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line_and_leaves_no_half_checkpoint(texts, tmp_path):
+    """A limit on the size of files (8 KiB) stands for the full disk."""
+    command = arguments(texts, tmp_path, "--steps", "3", "--width", "64")
+    process = start(command, "bash", "-c", 'ulimit -f 8 && exec "$@"', "bash")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 2, err
+    assert len(err.strip().splitlines()) == 1
+    assert "could not be written" in err and "--out" in err
+    left = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    assert left == ["configuration.json"]
+
+
+@pytest.fixture(scope="module")
+def runs(texts, tmp_path_factory):
+    """The same run on one device and on eight, before its first step."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        out = tmp_path_factory.mktemp("out")
+        options = train_lm.parse(arguments(texts, out, "--dropout", "0.3"))
+        corpus = load_corpus(options.data, options.glob)
+        built = []
+        for count in (1, 8):
+            mesh = px.distributed.data_parallel_mesh(devices=jax.devices()[:count])
+            gen, weights, order = (px.Generator(seed) for seed in (0, 1, 2))
+            run, state = train_lm.build(options, mesh, corpus, weights, gen)
+            batch = next(
+                schedule(order, corpus.train, options.rows, train_lm.LADDER[-1])
+            )
+            arrays = train_lm.assemble(
+                corpus.train, batch, options.rows, train_lm.LADDER
+            )
+            built.append((run, state, train_lm.place(run, arrays)))
+        return built
+
+
+def test_weights_batches_and_masks_do_not_depend_on_the_devices(runs):
+    (_, one_state, one_batch), (_, state, batch) = runs
+    assert len(batch["inputs"].sharding.device_set) == 8
+    for x, y in zip(
+        jax.tree.leaves((one_state, one_batch)),
+        jax.tree.leaves((state, batch)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+    masks = [
+        jax.jit(train_lm.document_causal)(b["document"], b["lengths"])
+        for b in (one_batch, batch)
+    ]
+    for x, y in zip(*map(jax.tree.leaves, masks), strict=True):
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+def test_one_step_agrees_to_the_order_of_additions(runs, standard_promotion):
+    losses, gradients = [], []
+    for run, state, batch in runs:
+        graph = run.graph
+        _, noise = state.gen.fold_in(0)
+
+        @jax.jit
+        def gradient(params, batch, noise, graph=graph):
+            def loss(params):
+                return (
+                    train_lm.loss_sum(graph, params, batch, noise)
+                    / batch["scored"].sum()
+                )
+
+            return jax.value_and_grad(loss)(params)
+
+        value, grads = gradient(state.params, batch, noise)
+        losses.append(np.asarray(value))
+        gradients.append([np.asarray(g) for g in jax.tree.leaves(grads)])
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+    for x, y in zip(*gradients, strict=True):
+        assert np.abs(x - y).max() <= 2e-5 * np.abs(x).max()
+
+
+def test_the_compiled_step_agrees_and_compiles_once_for_one_rung(
+    runs, standard_promotion
+):
+    losses = []
+    for run, state, batch in runs:
+        copy = jax.tree.map(jnp.copy, state)
+        for _ in range(2):
+            copy, loss = run.train_step(copy, batch)
+        losses.append(float(loss))
+        assert run.train_step.stats.compilations == 1
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+BAD = {
+    "unknown option": (["--nope", "1"], "unrecognized arguments: --nope 1"),
+    "not a number": (["--steps", "many"], "argument --steps: invalid int value: 'many'"),
+    "steps": (["--steps", "0"], "--steps 0 must be at least 1"),
+    "dropout": (["--dropout", "1"], "--dropout 1.0 must be at least 0.0 and below 1.0"),
+    "temperature": (["--temperature", "0"], "--temperature 0.0 must be above 0"),
+    "nan": (["--learning-rate", "nan"], "--learning-rate nan must be"),
+    "width": (["--width", "33"], "must be a multiple of 2 x --heads"),
+    "kv heads": (["--kv-heads", "3"], "must be a multiple of --kv-heads 3"),
+    "rows": (["--rows", "7"], "--rows 7 cannot be divided among 8 devices"),
+    "no folder": (["--data", "/nowhere"], "--data /nowhere is not a folder"),
+    "no match": (["--glob", "*.nope"], "matches --glob '*.nope'"),
+    "nothing to resume": (["--resume"], "--resume found no run"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_mistake_is_one_line_and_exit_code_2(name, texts, tmp_path, capsys):
+    more, text = BAD[name]
+    assert train_lm.main(arguments(texts, tmp_path, *more)) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("train_lm: error: ")
+    assert text in error
+    assert "\n" not in error
+
+
+def test_an_empty_folder_is_one_line(tmp_path, capsys):
+    (tmp_path / "empty.txt").touch()
+    assert train_lm.main(arguments(tmp_path, tmp_path / "out")) == 2
+    assert "(0 unreadable, 1 empty)" in capsys.readouterr().err
+
+
+def test_resuming_another_configuration_names_what_changed(texts, tmp_path, capsys):
+    options = train_lm.parse(arguments(texts, tmp_path))
+    corpus = load_corpus(options.data, options.glob)
+    recorded = train_lm.configuration(options, corpus)
+    train_lm.Checkpoints(tmp_path, recorded).clear()
+    assert train_lm.main(arguments(texts, tmp_path, "--resume", "--width", "64")) == 2
+    assert "width: 32 then, 64 now" in capsys.readouterr().err
