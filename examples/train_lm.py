@@ -60,7 +60,7 @@ class Options:
     glob: str = option("*.py", "which files of the folder")
     out: Path = option(Path("out"), "where results go")
     resume: bool = option(False, "continue from the newest checkpoint in --out")
-    steps: int = option(250, "training steps")
+    steps: int = option(200, "training steps")
     seed: int = option(0, "seed of everything random")
     devices: int = option(0, "how many devices (0: all local ones; simulated on a CPU)")
     rows: int = option(8, "rows of a batch, a multiple of the devices")

@@ -6,7 +6,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Self
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 
 class Metrics:
@@ -45,9 +45,8 @@ class StepBar:
         """A bar from `start` to `steps`."""
         self._progress = Progress(
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(bar_width=20),
+            BarColumn(bar_width=10),
             TextColumn("{task.description}"),
-            TimeRemainingColumn(),
         )
         self._task = self._progress.add_task("", total=steps, completed=start)
         self._seconds: deque[float] = deque(maxlen=50)

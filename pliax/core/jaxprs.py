@@ -151,6 +151,8 @@ def _parameter(value: Any) -> Hashable:
         return (type(value), tuple(_parameter(v) for v in value))
     if isinstance(value, np.ndarray):
         return (value.shape, value.dtype, value.tobytes())
+    if isinstance(value, float):  # 0.0 == -0.0, and NaN is not NaN
+        return ("float", value.hex())
     if isinstance(value, Hashable) and _hashes(value):
         return (type(value), value)
     return _ById(value)

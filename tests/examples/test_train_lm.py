@@ -49,8 +49,8 @@ def arguments(texts, out, *more):
     ]
 
 
-def start(command, *before):
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+def start(command, *before, **settings):
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", **settings}
     script = str(ROOT / "examples" / "train_lm.py")
     line = [*before, sys.executable, script, *command]
     pipe = subprocess.PIPE
@@ -82,15 +82,19 @@ def leaves(out, step):
 def test_a_killed_run_resumes_bit_for_bit(texts, tmp_path):
     options = ("--steps", "12", "--checkpoint-every", "2")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    line = finish(start(arguments(texts, whole, *options)))
-    process = start(arguments(texts, killed, *options))
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    line = finish(start(arguments(texts, whole, *options), **cache))
+    process = start(arguments(texts, killed, *options), **cache)
     while not (killed / "checkpoints" / "4").exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert len(rows(killed)) < 12
-    resumed = finish(start(arguments(texts, killed, *options, "--resume")))
+    resumed = finish(start(arguments(texts, killed, *options, "--resume"), **cache))
     assert rows(killed) == rows(whole)
     for x, y in zip(leaves(whole, 12), leaves(killed, 12), strict=True):
         np.testing.assert_array_equal(x, y)
