@@ -1,4 +1,4 @@
-"""The README does what it says."""
+"""README and docs do what they say."""
 
 import pathlib
 import re
@@ -6,25 +6,28 @@ import re
 import pytest
 
 
-README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+ROOT = pathlib.Path(__file__).parent.parent
+README = ROOT / "README.md"
+DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_the_first_block_is_short():
-    assert 8 <= len(BLOCKS[0].strip().splitlines()) <= 20
+def blocks(document):
+    return re.findall(r"```python\n(.*?)```", document.read_text(), flags=re.DOTALL)
 
 
-def test_the_readme_is_short():
-    assert 80 <= len(README.splitlines()) <= 150
+def test_the_readme_is_short_and_so_is_its_first_block():
+    assert 80 <= len(README.read_text().splitlines()) <= 150
+    assert 8 <= len(blocks(README)[0].strip().splitlines()) <= 20
 
 
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_a_block_runs(number, standard_promotion):
-    exec(compile(BLOCKS[number], f"README block {number}", "exec"), {})
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_code_of_a_document_runs_from_top_to_bottom(document, standard_promotion):
+    names = {}
+    for number, block in enumerate(blocks(document)):
+        exec(compile(block, f"{document.name} block {number}", "exec"), names)
 
 
-def test_every_linked_file_exists():
-    root = pathlib.Path(__file__).parent.parent
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", README)
-    assert links
-    assert [link for link in links if not (root / link).exists()] == []
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_linked_file_exists(document):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text())
+    assert [link for link in links if not (document.parent / link).exists()] == []
