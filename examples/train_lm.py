@@ -16,15 +16,12 @@ What a step is made of, as a copy for your own loop:
     devices   px.distributed    all local ones, data-parallel
 """
 
-import argparse
-import dataclasses
 import itertools
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +35,7 @@ from lm.checkpoints import Checkpoints
 from lm.corpus import Corpus, Document, load_corpus
 from lm.errors import UserError
 from lm.model import Sizes, document_causal, initialise
+from lm.options import Options, parse
 from lm.report import Metrics, StepBar, plot_losses
 
 import pliax as px
@@ -45,42 +43,6 @@ import pliax as px
 
 P = jax.sharding.PartitionSpec
 LADDER = (384, 448, 512)
-
-
-def option(default: Any, text: str) -> Any:
-    """A field of Options with its help text."""
-    return field(default=default, metadata={"help": text})
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command line sets."""
-
-    data: Path | None = option(None, "folder of text files (default: Python's library)")
-    glob: str = option("*.py", "which files of the folder")
-    out: Path = option(Path("out"), "where results go")
-    resume: bool = option(False, "continue from the newest checkpoint in --out")
-    steps: int = option(200, "training steps")
-    seed: int = option(0, "seed of everything random")
-    devices: int = option(0, "how many devices (0: all local ones; simulated on a CPU)")
-    rows: int = option(8, "rows of a batch, a multiple of the devices")
-    layers: int = option(4, "transformer blocks")
-    width: int = option(128, "channels of the residual stream")
-    heads: int = option(4, "query heads")
-    kv_heads: int = option(2, "key and value heads")
-    dropout: float = option(0.05, "share of the residual stream dropped after a block")
-    learning_rate: float = option(0.01, "peak learning rate of Muon and AdamW")
-    warmup: int = option(20, "steps until the peak")
-    clip: float = option(1.0, "largest global norm of the gradients")
-    evaluate_every: int = option(50, "steps between validations")
-    checkpoint_every: int = option(100, "steps between checkpoints")
-    held_out_bytes: int = option(200_000, "held-out bytes of the final validation")
-    sample_bytes: int = option(300, "bytes of generated text")
-    temperature: float = option(0.8, "of the generated text")
-
-
-# Options that may differ when a run is resumed: they do not change its numbers.
-_FREE = ("out", "resume", "sample_bytes", "temperature", "checkpoint_every")
 _QUICK_SHARE = 8  # a validation during training takes one held-out row in so many
 
 
@@ -118,17 +80,23 @@ class Run:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, evaluate, plot, print the final line; 2 after an error of the user's."""
     try:
-        run(parse(arguments))
+        run(parse(arguments, __doc__))
     except UserError as error:
-        print(f"train_lm: error: {error}", file=sys.stderr)
-        return 2
+        return complain(error)
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        return complain(f"{error} (a smaller --width, --layers or --rows may fit)")
+    except KeyboardInterrupt:
+        complain("stopped; --resume continues from the newest checkpoint")
+        return 130
     except OSError as error:
-        print(
-            f"train_lm: error: {error}; mend that or give another --out",
-            file=sys.stderr,
-        )
-        return 2
+        return complain(f"{error}; mend that or give another --out")
     return 0
+
+
+def complain(error: Any) -> int:
+    """One line about what went wrong, and the exit code for it."""
+    print(f"train_lm: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return 2
 
 
 def run(options: Options) -> None:
@@ -171,6 +139,9 @@ def build(
         state, loss = update(graph, optimizer, state, batch)
         return px.distributed.distribute((state, loss), mesh, P())
 
+    def evaluate(params: Any, batch: dict[str, Array]) -> Array:
+        return loss_sum(graph, params, batch, None)
+
     def logits(params: Any, inputs: Array, lengths: Array) -> Array:
         mask = document_causal(jnp.zeros_like(inputs), lengths)
         return nnx.merge(graph, params)(inputs, mask)
@@ -183,9 +154,9 @@ def build(
         held_out=corpus.evaluation(options.held_out_bytes),
         graph=graph,
         train_step=px.compile(train_step, dims=sizes_of, donate_argnums=0),
-        evaluate=px.compile(lambda params, batch: loss_sum(graph, params, batch, None)),
+        evaluate=px.compile(evaluate),
         logits=px.compile(logits),
-        checkpoints=Checkpoints(options.out, configuration(options, corpus)),
+        checkpoints=Checkpoints(options.out, configuration(options, mesh, corpus)),
     ), px.distributed.distribute(state, mesh, P())
 
 
@@ -210,7 +181,7 @@ def update(
     batch: dict[str, Array],
 ) -> tuple[State, Float[Array, ""]]:
     """One step: the mean loss in nats a byte, and the state after it."""
-    gen, noise = state.gen.fold_in(0)
+    gen, (noise,) = state.gen.split(1)  # this step's dropout; gen moves on
 
     def loss(params: Any) -> Array:
         return loss_sum(graph, params, batch, noise) / jnp.sum(batch["scored"])
@@ -248,6 +219,10 @@ def train(
             batch = assemble(documents, rows, options.rows, LADDER)
             state, loss = this.train_step(state, place(this, batch))
             loss, tokens = float(loss), int(batch["scored"].sum())
+            if not np.isfinite(loss):
+                raise UserError(
+                    f"the loss of step {step} is {loss}; lower --learning-rate"
+                )
             total += tokens
             bar.advance(loss, tokens, time.perf_counter() - began, this.compilations)
             row = {"step": step, "loss": loss, "tokens": tokens}
@@ -296,7 +271,7 @@ def finish(
 
 
 def sample(this: Run, state: State, gen: px.Generator) -> str:
-    """Bytes drawn one by one, each with the last rung's worth of context."""
+    """Bytes drawn one by one, each from a whole pass over the bytes before it."""
     window = LADDER[0]
     text = np.zeros(1, np.int32)
     for _ in range(this.options.sample_bytes):
@@ -330,11 +305,17 @@ def choose_mesh(options: Options) -> jax.sharding.Mesh:
     return px.distributed.data_parallel_mesh(devices=devices)
 
 
-def configuration(options: Options, corpus: Corpus) -> dict[str, Any]:
-    """What a resumed run must share with the run it continues."""
-    fixed = {k: v for k, v in dataclasses.asdict(options).items() if k not in _FREE}
-    fixed["data"] = str(options.data) if options.data else "standard library"
-    return {**fixed, "corpus": corpus.digest}
+def configuration(
+    options: Options, mesh: jax.sharding.Mesh, corpus: Corpus
+) -> dict[str, Any]:
+    """What a resumed run must share with the run it continues, bit for bit."""
+    return {
+        **options.decisive,
+        "devices": f"{mesh.size} {mesh.devices.flat[0].device_kind}",
+        "jax": jax.__version__,
+        "ladder": list(LADDER),
+        "documents": corpus.digest,
+    }
 
 
 def describe(this: Run, state: State, start: int) -> None:
@@ -348,69 +329,8 @@ def describe(this: Run, state: State, start: int) -> None:
         f" held-out documents of {held / 1e3:.0f} kB; {corpus.unreadable} files"
         f" unreadable, {corpus.empty} empty\n{parameters / 1e6:.2f}M parameters on"
         f" {this.mesh.size} {this.mesh.devices.flat[0].platform} device(s),"
-        f" steps {start + 1} to {this.options.steps}"
+        f" {this.options.steps - start} of {this.options.steps} steps to go"
     )
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """argparse without the usage block before an error."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise instead of printing."""
-        raise UserError(f"{message}; see --help")
-
-
-def parse(arguments: Sequence[str] | None) -> Options:
-    """Options from the command line.
-
-    Raises:
-        UserError: On an unknown option or a value out of range.
-    """
-    parser = OneLineParser(
-        prog="train_lm",
-        description=__doc__,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    for item in dataclasses.fields(Options):
-        name = "--" + item.name.replace("_", "-")
-        text = f"{item.metadata['help']} [{item.default}]"
-        if item.type is bool:
-            parser.add_argument(name, action="store_true", help=text)
-        else:
-            kind = Path if item.name in ("data", "out") else type(item.default)
-            parser.add_argument(name, type=kind, default=item.default, help=text)
-    options = Options(**vars(parser.parse_args(arguments)))
-    check(options)
-    return options
-
-
-def check(options: Options) -> None:
-    """Refuse values that cannot work, naming the option and its range."""
-    ranges = {
-        "steps": (1, None), "rows": (1, None), "layers": (1, None), "width": (1, None),
-        "heads": (1, None), "kv_heads": (1, None), "devices": (0, None),
-        "warmup": (0, None), "evaluate_every": (1, None), "checkpoint_every": (1, None),
-        "held_out_bytes": (1, None), "sample_bytes": (0, None), "seed": (0, 2**63),
-        "dropout": (0.0, 1.0), "learning_rate": (0.0, None),
-    }  # fmt: skip
-    for name, (low, high) in ranges.items():
-        value = getattr(options, name)
-        if not low <= value or (high is not None and not value < high):
-            limit = f"at least {low}" + (f" and below {high}" if high else "")
-            raise UserError(f"--{name.replace('_', '-')} {value} must be {limit}")
-    for name in ("clip", "temperature"):
-        if not getattr(options, name) > 0:
-            raise UserError(f"--{name} {getattr(options, name)} must be above 0")
-    if options.width % (2 * options.heads):
-        raise UserError(
-            f"--width {options.width} must be a multiple of 2 x --heads {options.heads}"
-        )
-    if options.heads % options.kv_heads:
-        raise UserError(
-            f"--heads {options.heads} must be a multiple of --kv-heads"
-            f" {options.kv_heads}"
-        )
 
 
 if __name__ == "__main__":

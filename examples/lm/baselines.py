@@ -12,6 +12,8 @@ from .corpus import Document
 
 
 _V = 256
+_CHUNK_BYTES = 4 * 2**20
+_TUNING_BYTES = 2 * 2**20
 _TUNING = 10  # one training document in so many fits the weights, not the counts
 
 
@@ -26,7 +28,7 @@ def baselines(
     1980). The bigram is the same mixture without order 3, the unigram without 2.
     """
     counted = [d for i, d in enumerate(train) if i % _TUNING or len(train) < _TUNING]
-    tuning = [d for i, d in enumerate(train) if i % _TUNING == 0]
+    tuning = _at_most(train[::_TUNING], _TUNING_BYTES)
     counts = _counts(counted)
     fitted, scored = _estimates(counts, tuning), _estimates(counts, held_out)
     losses = {}
@@ -47,11 +49,22 @@ def _contexts(documents: Sequence[Document]) -> np.ndarray:
 
 def _counts(documents: Sequence[Document]) -> list[np.ndarray]:
     """How often each byte, pair and triple occurs: shapes (V,), (V, V), (V, V, V)."""
-    last, before, first = _contexts(documents)
-    triples = np.bincount((first * _V + before) * _V + last, minlength=_V**3)
+    triples = np.zeros(_V**3, np.int64)
+    rest = list(documents)
+    while rest:
+        some = _at_most(rest, _CHUNK_BYTES)
+        rest = rest[len(some) :]
+        last, before, first = _contexts(some)
+        triples += np.bincount((first * _V + before) * _V + last, minlength=_V**3)
     three = triples.reshape(_V, _V, _V)
     two = three.sum(axis=0)
     return [two.sum(axis=0), two, three]
+
+
+def _at_most(documents: Sequence[Document], size: int) -> Sequence[Document]:
+    """The first documents, at least one, of about `size` bytes: bounds the memory."""
+    ends = np.cumsum([len(d.data) for d in documents])
+    return documents[: max(1, int(np.searchsorted(ends, size)))]
 
 
 def _estimates(counts: list[np.ndarray], documents: Sequence[Document]) -> np.ndarray:

@@ -29,7 +29,16 @@ class Checkpoints:
         self.configuration = configuration
 
     def clear(self) -> None:
-        """Forget an earlier run and record this one's configuration."""
+        """Forget an earlier run and record this one's configuration.
+
+        Raises:
+            UserError: If the folder holds something that is not a run of this program.
+        """
+        if self.folder.exists() and not self._record.exists():
+            raise UserError(
+                f"{self.folder} exists and was not made by this program;"
+                " choose another --out"
+            )
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self._record.write_text(json.dumps(self.configuration, indent=2) + "\n")
@@ -62,13 +71,20 @@ class Checkpoints:
         """
         self._check_configuration()
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        arguments = ocp.args.StandardRestore(abstract)
         with self._manager() as manager:
             step = manager.latest_step()
             if step is None:
                 raise UserError(
                     f"--resume found no checkpoint in {self.folder}; start without it"
                 )
-            return step, manager.restore(step, args=ocp.args.StandardRestore(abstract))
+            try:
+                return step, manager.restore(step, args=arguments)
+            except Exception as error:
+                raise UserError(
+                    f"the checkpoint {self.folder / str(step)} is damaged; remove it"
+                    " and --resume from the one before, or start without --resume"
+                ) from error
 
     def _reserve(self, size: int) -> None:
         """Raise OSError unless `size` bytes are free.
@@ -88,9 +104,14 @@ class Checkpoints:
             raise UserError(
                 f"--resume found no run in {self.folder}; start without it first"
             )
-        recorded = json.loads(self._record.read_text())
+        try:
+            recorded = dict(json.loads(self._record.read_text()))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{self._record} is damaged; start anew") from error
         changed = [
-            f"{name}: {recorded.get(name)!r} then, {value!r} now"
+            "the documents changed since"
+            if name == "documents"
+            else f"{name}: {recorded.get(name)!r} then, {value!r} now"
             for name, value in self.configuration.items()
             if recorded.get(name) != value
         ]

@@ -5,8 +5,10 @@ Python's standard library: real text on every machine.
 """
 
 import hashlib
+import itertools
+import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from .errors import UserError
 
 # A longer file becomes several documents, so that no single one fills the held-out set.
 LONGEST_DOCUMENT = 256 * 1024
-_SHORTER_PIECES = 4 * 1024
+_PIECE = 4 * 1024  # of a corpus of a handful of files
 _HELD_OUT_SHARE = 20  # one file in so many
 _NOT_TEXT_TO_LEARN = frozenset(
     {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -26,10 +28,14 @@ _NOT_TEXT_TO_LEARN = frozenset(
 
 @dataclass(frozen=True)
 class Document:
-    """A name, which decides the split, and the bytes."""
+    """Bytes of a file, or of one part of it; `file` decides the split."""
 
-    name: str
+    file: str
+    part: int
     data: np.ndarray
+
+
+type Sides = tuple[tuple[Document, ...], tuple[Document, ...]]
 
 
 @dataclass(frozen=True)
@@ -46,14 +52,14 @@ class Corpus:
         """Identifies names and contents: a resumed run must see the same ones."""
         state = hashlib.blake2b(digest_size=8)
         for document in (*self.train, *self.held_out):
-            state.update(document.name.encode())
+            state.update(_encoded(document.file))
             state.update(document.data.tobytes())
         return state.hexdigest()
 
     def evaluation(self, at_least: int) -> tuple[Document, ...]:
         """Whole held-out documents, in the order of their hash, of so many bytes."""
         chosen, total = [], 0
-        for document in sorted(self.held_out, key=lambda d: _hash(d.name)):
+        for document in sorted(self.held_out, key=_hash_of_part):
             if total >= at_least:
                 break
             chosen.append(document)
@@ -69,16 +75,12 @@ def load_corpus(folder: Path | None, pattern: str) -> Corpus:
         pattern: Glob for file names.
 
     Raises:
-        UserError: If the folder does not exist, or holds nothing to train on.
+        UserError: If the folder cannot be read, or holds nothing to train on.
     """
     root = folder or Path(sysconfig.get_paths()["stdlib"])
-    if not root.is_dir():
-        raise UserError(
-            f"--data {root} is not a folder; name one that holds text files"
-        )
     documents, unreadable, empty = [], 0, 0
-    for path in sorted(root.rglob(pattern)):
-        if path.is_dir() or (folder is None and not _is_library_text(root, path)):
+    for path in _files(root, pattern):
+        if folder is None and not _is_library_text(root, path):
             continue
         data = _read(path)
         if data is None:
@@ -94,6 +96,27 @@ def load_corpus(folder: Path | None, pattern: str) -> Corpus:
     return Corpus(*_split(documents), unreadable, empty)
 
 
+def _files(root: Path, pattern: str) -> list[Path]:
+    """Everything below the folder that the pattern names, but for folders."""
+    try:
+        if not root.is_dir():
+            raise UserError(f"--data {root} is not a folder; name one with text files")
+        os.listdir(root)
+        found = sorted(root.rglob(pattern))
+    except OSError as error:
+        raise UserError(f"--data {root} cannot be read ({error.strerror})") from error
+    except (ValueError, NotImplementedError) as error:
+        raise UserError(f"--glob {pattern!r} is no pattern for file names") from error
+    return [path for path in found if not _is_folder(path)]
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def _read(path: Path) -> bytes | None:
     """The bytes of a regular file, or None: no rights, a broken link, a pipe."""
     try:
@@ -106,37 +129,51 @@ def _is_library_text(root: Path, path: Path) -> bool:
     return not _NOT_TEXT_TO_LEARN & set(path.relative_to(root).parts)
 
 
-def _cut(name: str, data: bytes, size: int) -> Iterator[Document]:
-    """One document, or several of at most `size` bytes named `name#0` and so on."""
+def _cut(file: str, data: bytes, size: int) -> Iterator[Document]:
+    """A file as documents of at most `size` bytes; most files are one."""
     array = np.frombuffer(data, np.uint8)
-    if len(array) <= size:
-        if len(array):
-            yield Document(name, array)
-        return
-    for number, start in enumerate(range(0, len(array), size)):
-        yield Document(f"{name}#{number}", array[start : start + size])
+    for part, start in enumerate(range(0, len(array), size)):
+        yield Document(file, part, array[start : start + size])
 
 
-def _split(
-    documents: list[Document],
-) -> tuple[tuple[Document, ...], tuple[Document, ...]]:
-    """By the hash of the file name; a handful of files is cut into pieces first."""
-    for key in (lambda name: name.split("#")[0], lambda name: name):
-        held_out = [_hash(key(d.name)) % _HELD_OUT_SHARE == 0 for d in documents]
-        if any(held_out) and not all(held_out):
-            train = (d for d, out in zip(documents, held_out, strict=True) if not out)
-            rest = (d for d, out in zip(documents, held_out, strict=True) if out)
-            return tuple(train), tuple(rest)
-        documents = [
-            piece
-            for d in documents
-            for piece in _cut(d.name, d.data.tobytes(), _SHORTER_PIECES)
-        ]
-    size = sum(len(d.data) for d in documents)
-    raise UserError(
-        f"{size} bytes of text are too few to hold some out; give --data more text"
+def _split(documents: list[Document]) -> Sides:
+    """By the hash of the file name; a handful of files by the hash of their pieces."""
+    held_out = {_hash(d.file) % _HELD_OUT_SHARE == 0 for d in documents}
+    if len(held_out) == 2:
+        return _separate(documents, lambda d: _hash(d.file))
+    pieces = [
+        Document(piece.file, number, piece.data)
+        for d in documents
+        for number, piece in enumerate(_cut(d.file, d.data.tobytes(), _PIECE), d.part)
+    ]
+    if len(pieces) < 2:
+        raise UserError(
+            f"{sum(len(d.data) for d in documents)} bytes of text are too few to hold"
+            f" some out; give --data more than {_PIECE}"
+        )
+    lowest = min(map(_hash_of_part, pieces))
+    return _separate(
+        pieces, lambda d: 0 if _hash_of_part(d) == lowest else _hash_of_part(d)
     )
 
 
+def _separate(documents: list[Document], hashed: Callable[[Document], int]) -> Sides:
+    """Training documents, and the one in `_HELD_OUT_SHARE` that is held out."""
+    out = [hashed(d) % _HELD_OUT_SHARE == 0 for d in documents]
+    return (
+        tuple(itertools.compress(documents, (not held for held in out))),
+        tuple(itertools.compress(documents, out)),
+    )
+
+
+def _hash_of_part(document: Document) -> int:
+    return _hash(f"{document.file}#{document.part}")
+
+
 def _hash(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
+    return int.from_bytes(hashlib.blake2b(_encoded(name), digest_size=8).digest())
+
+
+def _encoded(name: str) -> bytes:
+    """File names need not be valid text."""
+    return name.encode(errors="surrogateescape")

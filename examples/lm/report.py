@@ -8,15 +8,23 @@ from typing import Any, Self
 
 from rich.progress import BarColumn, Progress, TextColumn
 
+from .errors import UserError
+
 
 class Metrics:
     """One JSON object a line; a resumed run continues where its checkpoint stands."""
 
     def __init__(self, path: Path, resumed_at: int) -> None:
-        """Keep the lines of steps up to `resumed_at`, drop what came after."""
+        """Keep the training steps up to `resumed_at`, drop what came after."""
         self.path = path
-        self.rows = [row for row in _read(path) if row["step"] <= resumed_at]
-        self.path.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+        self.rows = [
+            row
+            for row in (_read(path) if resumed_at else [])
+            if row["step"] <= resumed_at and "loss" in row
+        ]
+        fresh = path.with_suffix(".new")
+        fresh.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
+        fresh.replace(path)
 
     def add(self, **row: Any) -> None:
         """Append one line and flush it."""
@@ -34,8 +42,11 @@ def _read(path: Path) -> list[dict[str, Any]]:
     """Every whole line; a killed process may have left half of one at the end."""
     if not path.exists():
         return []
-    lines = path.read_text().split("\n")[:-1]
-    return [json.loads(line) for line in lines]
+    try:
+        rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+        return [dict(row, step=int(row["step"])) for row in rows]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} is damaged; remove it and --resume again") from error
 
 
 class StepBar:
@@ -78,12 +89,14 @@ def plot_losses(metrics: Metrics, lines: dict[str, float], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     figure, axes = plt.subplots(figsize=(7, 4), dpi=150, layout="constrained")
-    axes.plot(*metrics.series("loss"), color="#9db7d5", linewidth=1, label="train")
-    axes.plot(
-        *metrics.series("val_loss"), color="#1f4e8c", linewidth=2, label="validation"
-    )
+    steps, losses = metrics.series("loss")
+    axes.plot(steps, losses, color="#9db7d5", linewidth=1, label="train")
+    validation = metrics.series("val_loss")
+    style = {"color": "#1f4e8c", "linewidth": 2, "marker": "o", "markersize": 4}
+    axes.plot(*validation, **style, label="validation")
     for name, value in lines.items():
         axes.axhline(value, color="#999999", linewidth=0.8, linestyle="--")
         axes.annotate(
@@ -94,8 +107,12 @@ def plot_losses(metrics: Metrics, lines: dict[str, float], path: Path) -> None:
             color="#666666",
             fontsize=8,
         )
-    axes.set(xlabel="step", ylabel="loss (nats a byte)", ylim=(1.2, 4.0))
+    low = min(*lines.values(), *losses, *validation[1])
+    high = max(*lines.values(), *losses[len(losses) // 20 :])
+    axes.set(xlabel="step", ylabel="loss (nats a byte)")
+    axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper right")
     figure.savefig(path)
     plt.close(figure)

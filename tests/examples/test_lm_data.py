@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import pathlib
+import tempfile
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ texts = st.lists(st.binary(min_size=1, max_size=90), min_size=1, max_size=6)
 
 def documents_of(contents):
     return [
-        Document(str(i), np.frombuffer(t, np.uint8)) for i, t in enumerate(contents)
+        Document(str(i), 0, np.frombuffer(t, np.uint8)) for i, t in enumerate(contents)
     ]
 
 
@@ -96,13 +98,26 @@ def test_files_that_cannot_be_used_are_counted_or_cut(tmp_path):
     both = (*corpus.train, *corpus.held_out)
     assert len(both) == 33
     assert max(len(d.data) for d in both) == LONGEST_DOCUMENT
-    assert {d.name for d in corpus.train}.isdisjoint(d.name for d in corpus.held_out)
+    assert {d.file for d in corpus.train}.isdisjoint(d.file for d in corpus.held_out)
 
 
-def test_one_long_file_is_split_into_pieces(tmp_path):
-    (tmp_path / "all.txt").write_bytes(bytes(range(65, 91)) * 20_000)
+@given(number=st.integers(0, 999), size=st.sampled_from([8_000, 40_000, 600_000]))
+def test_one_file_is_split_into_pieces_whatever_its_name(number, size):
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / f"book{number}.txt").write_bytes(b"x" * size)
+        corpus = load_corpus(pathlib.Path(folder), "*.txt")
+    assert corpus.train
+    assert corpus.held_out
+    assert sum(len(d.data) for d in (*corpus.train, *corpus.held_out)) == size
+
+
+def test_names_that_are_no_text_are_read(tmp_path):
+    for number in range(30):
+        with open(os.fsencode(tmp_path) + b"/\xff%d\n#1.txt" % number, "wb") as file:
+            file.write(b"text")
     corpus = load_corpus(tmp_path, "*.txt")
-    assert corpus.train and corpus.held_out
+    assert len(corpus.train) + len(corpus.held_out) == 30
+    assert len(corpus.digest) == 16
 
 
 def test_too_little_text_is_refused(tmp_path):
@@ -113,7 +128,7 @@ def test_too_little_text_is_refused(tmp_path):
 
 def test_the_standard_library_has_no_tests_in_it():
     corpus = load_corpus(None, "*.py")
-    names = {d.name for d in (*corpus.train, *corpus.held_out)}
+    names = {d.file for d in (*corpus.train, *corpus.held_out)}
     assert "argparse.py" in names
     assert not any("test" in name.split("/")[:-1] for name in names)
     assert sum(len(d.data) for d in corpus.evaluation(100_000)) >= 100_000
@@ -123,10 +138,11 @@ def test_baselines_reach_the_entropy_of_their_order():
     """Uniform letters: log 4. Each letter fixed by the one before: nothing beyond order 2."""
     rng = np.random.default_rng(0)
     random = [
-        Document(str(i), rng.integers(65, 69, 5000).astype(np.uint8)) for i in range(20)
+        Document(str(i), 0, rng.integers(65, 69, 5000).astype(np.uint8))
+        for i in range(20)
     ]
     cyclic = [
-        Document(str(i), np.tile(np.arange(65, 69, dtype=np.uint8), 1000))
+        Document(str(i), 0, np.tile(np.arange(65, 69, dtype=np.uint8), 1000))
         for i in range(20)
     ]
     losses = baselines(random[:-1], random[-1:])

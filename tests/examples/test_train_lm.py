@@ -124,7 +124,7 @@ def runs(texts, tmp_path_factory):
     """The same run on one device and on eight, before its first step."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         out = tmp_path_factory.mktemp("out")
-        options = train_lm.parse(arguments(texts, out, "--dropout", "0.3"))
+        options = train_lm.parse(arguments(texts, out, "--dropout", "0.3"), None)
         corpus = load_corpus(options.data, options.glob)
         built = []
         for count in (1, 8):
@@ -162,7 +162,7 @@ def test_one_step_agrees_to_the_order_of_additions(runs, standard_promotion):
     losses, gradients = [], []
     for run, state, batch in runs:
         graph = run.graph
-        _, noise = state.gen.fold_in(0)
+        _, (noise,) = state.gen.split(1)
 
         @jax.jit
         def gradient(params, batch, noise, graph=graph):
@@ -198,10 +198,13 @@ def test_the_compiled_step_agrees_and_compiles_once_for_one_rung(
 BAD = {
     "unknown option": (["--nope", "1"], "unrecognized arguments: --nope 1"),
     "not a number": (["--steps", "many"], "argument --steps: invalid int value: 'many'"),
-    "steps": (["--steps", "0"], "--steps 0 must be at least 1"),
-    "dropout": (["--dropout", "1"], "--dropout 1.0 must be at least 0.0 and below 1.0"),
-    "temperature": (["--temperature", "0"], "--temperature 0.0 must be above 0"),
-    "nan": (["--learning-rate", "nan"], "--learning-rate nan must be"),
+    "steps": (["--steps", "0"], "--steps 0 must be in [1, 10000000]"),
+    "dropout": (["--dropout", "1"], "--dropout 1.0 must be in [0.0, 0.99]"),
+    "temperature": (["--temperature", "0"], "--temperature 0.0 must be in"),
+    "nan": (["--learning-rate", "nan"], "--learning-rate nan must be in"),
+    "infinity": (["--clip", "inf"], "--clip inf must be in"),
+    "new line": (["--no\npe"], "unrecognized arguments: --no pe"),
+    "absolute pattern": (["--glob", "/etc/*.txt"], "--glob '/etc/*.txt' is no pattern"),
     "width": (["--width", "33"], "must be a multiple of 2 x --heads"),
     "kv heads": (["--kv-heads", "3"], "must be a multiple of --kv-heads 3"),
     "rows": (["--rows", "7"], "--rows 7 cannot be divided among 8 devices"),
@@ -228,9 +231,44 @@ def test_an_empty_folder_is_one_line(tmp_path, capsys):
 
 
 def test_resuming_another_configuration_names_what_changed(texts, tmp_path, capsys):
-    options = train_lm.parse(arguments(texts, tmp_path))
+    options = train_lm.parse(arguments(texts, tmp_path), None)
     corpus = load_corpus(options.data, options.glob)
-    recorded = train_lm.configuration(options, corpus)
+    mesh = train_lm.choose_mesh(options)
+    recorded = train_lm.configuration(options, mesh, corpus)
     train_lm.Checkpoints(tmp_path, recorded).clear()
     assert train_lm.main(arguments(texts, tmp_path, "--resume", "--width", "64")) == 2
     assert "width: 32 then, 64 now" in capsys.readouterr().err
+    changed = texts.parent / "changed"
+    changed.mkdir(exist_ok=True)
+    (changed / "one.txt").write_text("other words " * 2000)
+    assert train_lm.main(arguments(changed, tmp_path, "--resume")) == 2
+    assert "the documents changed since" in capsys.readouterr().err
+
+
+def test_what_this_program_did_not_make_is_neither_deleted_nor_read(
+    texts, tmp_path, capsys
+):
+    precious = tmp_path / "checkpoints" / "precious.bin"
+    precious.parent.mkdir()
+    precious.touch()
+    assert train_lm.main(arguments(texts, tmp_path)) == 2
+    assert "was not made by this program" in capsys.readouterr().err
+    assert precious.exists()
+    (precious.parent / "configuration.json").write_text("{")
+    assert train_lm.main(arguments(texts, tmp_path, "--resume")) == 2
+    assert "configuration.json is damaged" in capsys.readouterr().err
+
+
+def test_metrics_of_an_earlier_run_end_where_the_checkpoint_stands(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"step": n, "loss": 1.0} for n in (1, 2, 3)] + [
+        {"step": 3, "val_loss": 1.0}
+    ]
+    path.write_text(
+        "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 4, "lo'
+    )
+    assert [row["step"] for row in train_lm.Metrics(path, 2).rows] == [1, 2]
+    path.write_text("no json\n")
+    with pytest.raises(train_lm.UserError, match="is damaged; remove it"):
+        train_lm.Metrics(path, 2)
+    assert train_lm.Metrics(path, 0).rows == []
