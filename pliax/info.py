@@ -1,12 +1,19 @@
 """What this installation is and what works in it: ``python -m pliax.info``.
 
 The report is for bug reports, so it never fails: what cannot be found out is shown
-with the reason, and the exit status is 0.
+with the reason, and the exit status is 0. A wrong ``XLA_FLAGS`` or a driver may end the
+whole process, so the report is made in a child process. An installation whose JAX
+cannot be imported (``JAX_ENABLE_X64=garbage``) fails before the report can begin.
 """
 
+import contextlib
 import importlib.metadata
+import os
 import platform
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 
@@ -15,6 +22,11 @@ import jax
 Probe = Callable[[], str | None]
 
 _PACKAGES = ("pliax", "jax", "jaxlib", "numpy", "optax")
+
+_UNFINISHED = "pliax.info could not finish"
+
+# Section by section, so that what XLA cuts short has shown its versions.
+_CHILD = "from pliax.info import _sections; [print(s, flush=True) for s in _sections()]"
 
 
 def report(backends: Mapping[str, Probe] | None = None) -> str:
@@ -37,30 +49,67 @@ def report(backends: Mapping[str, Probe] | None = None) -> str:
           xla         works
           mosaic_gpu  does not work: no GPU
     """
-    probes = _kernel_backends() if backends is None else backends
-    sections = {
-        "versions": {name: lambda n=name: _version(n) for name in _PACKAGES}
-        | {"python": platform.python_version, "platform": platform.platform},
-        "devices": {"default": _devices},
-        "jax environment": {"": lambda: jax.print_environment_info(return_string=True)},
-        "kernel backends": {n: lambda p=p: _status(p) for n, p in probes.items()},
-    }
-    return "\n\n".join(_section(name, lines) for name, lines in sections.items())
+    return "\n".join(_sections(backends)).rstrip("\n")
 
 
 def main() -> None:
-    """Prints the report; whatever happens, the process ends with status 0."""
+    """Prints the report of a child; whatever happens, the exit status is 0."""
     try:
-        print(report())
+        text, complaints = _run_child()
     except Exception as error:
-        print(f"pliax.info could not finish: {_reason(error)}")
+        text, complaints = f"{_UNFINISHED}: {_reason(error)}\n", ""
+    _write(complaints, sys.stderr)
+    _write(text, sys.stdout)
+
+
+def _run_child() -> tuple[str, str]:
+    """The report and what the child wrote to stderr; a reason where it died."""
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD],
+        env=os.environ | {"PYTHONIOENCODING": "utf-8:backslashreplace"},
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+    )
+    if done.returncode == 0:
+        return done.stdout, done.stderr
+    last = ["no message", *filter(str.strip, done.stderr.splitlines())][-1].strip()
+    reason = f"{_UNFINISHED} (exit status {done.returncode}): {last}\n"
+    return done.stdout + reason, done.stderr
+
+
+def _write(text: str, stream: Any) -> None:
+    """Prints; a reader that went away, or a full disk, is no failure of the report."""
+    if stream is None:  # closed before Python began
+        return
+    encoding = stream.encoding or "utf-8"
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except (OSError, ValueError):
+        # The rest of the buffer must go somewhere, or Python exits with status 120.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _sections(backends: Mapping[str, Probe] | None = None) -> Iterator[str]:
+    """The report in parts, each closed by an end of line."""
+    versions = {name: lambda n=name: _version(n) for name in _PACKAGES}
+    python = {"python": platform.python_version, "platform": platform.platform}
+    yield _section("versions", versions | python)
+    yield _section("devices", {"default": _devices})
+    environment = {"": lambda: jax.print_environment_info(return_string=True)}
+    yield _section("jax environment", environment)
+    probes = _kernel_backends() if backends is None else backends
+    statuses = {n: lambda p=p: _status(p) for n, p in probes.items()}
+    yield _section("kernel backends", statuses)
 
 
 def _section(title: str, lines: Mapping[str, Callable[[], object]]) -> str:
     width = max(map(len, lines), default=0)
     rows = [f"{name:{width}}  {_try(value)}".strip() for name, value in lines.items()]
     body = "\n".join(rows or ["none"])
-    return "\n".join([title, *(f"  {line}" for line in body.splitlines())])
+    return "\n".join([title, *(f"  {line}" for line in body.splitlines()), ""])
 
 
 def _try(value: Callable[[], object]) -> str:

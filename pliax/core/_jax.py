@@ -6,6 +6,7 @@ this file is the one that changes.
 """
 
 from collections.abc import Hashable
+from typing import Any
 
 from jax._src import config as _config, mesh as _mesh
 from jax._src.core import trace_state_clean as trace_state_clean
@@ -25,3 +26,15 @@ def call_context() -> Hashable:
     """Everything ambient that an executable depends on: the above and the devices."""
     devices = _config.default_device.value, _mesh.get_concrete_mesh()
     return _config.trace_context(), devices
+
+
+def equation_context(eqn: Any) -> Hashable:
+    """The settings an equation was traced under and keeps wherever it is evaluated."""
+    context = eqn.ctx
+    metadata = context.xla_metadata
+    return (
+        context.compute_type,
+        context.threefry_partitionable,
+        tuple(sorted(metadata.items())) if metadata else None,
+        context.cur_abstract_mesh,
+    )

@@ -8,9 +8,9 @@ once and separates what is static, the program, from what is data, the captured
 arrays. A `ClosedFunction` is therefore a pytree which `jax.jit` takes as an argument
 without tracing again when only the captured contents differ.
 
-Sharp edge: rules attached to a function, such as those of `jax.custom_jvp`, have no
-structure to compare. They are compared by identity, which may compile once more than
-needed and never confuses two programs.
+Sharp edge: rules attached to a function, such as those of `jax.custom_jvp`, and arrays
+that an inner `jit` captured have no structure to compare. They are compared by
+identity, which never confuses two programs, but compiles again for each fresh trace.
 """
 
 from collections.abc import Callable, Hashable
@@ -21,6 +21,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import eval_jaxpr
+
+from ._jax import equation_context
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +76,13 @@ class ClosedFunction:
         (result,) = eval_jaxpr(self.program.jaxpr, self.captured, *args)
         return result
 
+    def reads(self, position: int) -> bool:
+        """Whether the program uses its argument number `position`."""
+        jaxpr = self.program.jaxpr
+        argument = jaxpr.invars[position]
+        users = (x for eqn in jaxpr.eqns for x in eqn.invars)
+        return any(x is argument for x in (*users, *jaxpr.outvars))
+
     @property
     def out_aval(self) -> Any:
         """Shape and dtype of the single result."""
@@ -105,7 +114,10 @@ def close(function: Callable[..., Any], *args: jax.ShapeDtypeStruct) -> ClosedFu
         >>> int(one(jnp.int32(2))), int(other(jnp.int32(2)))
         (2, 1)
     """
-    closed, out_shape = jax.make_jaxpr(function, return_shape=True)(*args)
+    # A fresh lambda: make_jaxpr remembers functions by identity, and what this one
+    # captured may have been replaced since.
+    trace = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)
+    closed, out_shape = trace(*args)
     if not hasattr(out_shape, "shape"):
         name = getattr(function, "__name__", type(function).__name__)
         raise TypeError(f"{name} must return one array; it returned {out_shape}.")
@@ -127,6 +139,7 @@ def structure(jaxpr: Any) -> Hashable:
     def equation(eqn: Any) -> Hashable:
         return (
             eqn.primitive,
+            equation_context(eqn),
             tuple(atom(x) for x in eqn.invars),
             _parameter(eqn.params),
             binders(eqn.outvars),

@@ -6,7 +6,7 @@ every leaf of ``(args, kwargs)`` gets the name that the user's signature gives i
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -114,11 +114,12 @@ class Parameters:
     def _name(self, path: tuple) -> tuple[str, tuple[str, ...]]:
         (_, key), inner = path[:2], path[2:]
         is_name = isinstance(key, jax.tree_util.DictKey)
-        root, steps = self._by_keyword(key) if is_name else self._by_place(key.idx)
+        root, steps = self._by_keyword(key) if is_name else self.by_place(key.idx)
         keys = jax.tree_util.keystr(inner)
         return root + keys, steps + tuple(_step(k) for k in inner)
 
-    def _by_place(self, index: int) -> tuple[str, tuple[str, ...]]:
+    def by_place(self, index: int) -> tuple[str, tuple[str, ...]]:
+        """Name and steps of the argument passed at a position."""
         if index < len(self.positional):
             return self.positional[index], (self.positional[index],)
         rest, place = self.rest or "args", str(index - len(self.positional))
@@ -176,8 +177,11 @@ def _read_signature(f: Callable[..., Any], owner: str) -> Parameters | None:
     )
 
 
-def _as_names(names: str | Iterable[str], owner: str) -> frozenset[str]:
-    static = (names,) if isinstance(names, str) else tuple(names)
+def _as_names(names: Any, owner: str) -> frozenset[str]:
+    if names is None:
+        return frozenset()
+    is_many = isinstance(names, Iterable) and not isinstance(names, str)
+    static: Any = tuple(names) if is_many else (names,)
     for name in static:
         if not isinstance(name, str):
             raise TypeError(
@@ -187,7 +191,9 @@ def _as_names(names: str | Iterable[str], owner: str) -> frozenset[str]:
     return frozenset(static)
 
 
-def _as_positions(positions: int | Sequence[int], owner: str) -> tuple[int, ...]:
+def _as_positions(positions: Any, owner: str) -> tuple[int, ...]:
+    if positions is None:
+        return ()
     given: Any = positions if isinstance(positions, list | tuple) else (positions,)
     for position in given:
         if isinstance(position, bool) or not hasattr(position, "__index__"):
@@ -229,6 +235,22 @@ def _check_donated(
             f"donate_argnums or out of static_argnames."
         )
     return donated
+
+
+def check_callable(f: Any) -> None:
+    """Refuses what cannot be compiled, and methods decorated in the wrong order."""
+    if isinstance(f, staticmethod | classmethod):
+        kind = type(f).__name__
+        static = '(static_argnames="cls")' if kind == "classmethod" else ""
+        raise TypeError(
+            f"px.compile: {describe_callable(f.__func__)} is a {kind} object, not a "
+            f"function.\nPut @{kind} outside, above @px.compile{static}."
+        )
+    if not callable(f):
+        raise TypeError(
+            f"px.compile: {f!r} of type {type(f).__name__} is not callable.\n"
+            "Pass the function first and options by keyword: px.compile(f, dims=...)."
+        )
 
 
 def describe_callable(f: Any) -> str:

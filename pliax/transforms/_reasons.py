@@ -2,12 +2,12 @@
 
 import dataclasses
 import io
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
-from ._arguments import Parameters, Static, describe_type
+from ._arguments import Leaf, Parameters, Static, describe_type
 from ._keys import trim
 from ._ledger import Stats, Tally
 
@@ -40,12 +40,21 @@ class ArrayFacts:
 
 @dataclasses.dataclass(frozen=True)
 class CallFacts:
-    """What an executable depends on in one call; holds no arrays."""
+    """What an executable depends on in one call; holds no arrays.
+
+    Attributes:
+        arrays: by the name of the argument.
+        statics: by the name of the argument.
+        structure: the pytree of the arguments.
+        ambient: settings of JAX.
+        sizes: the sizes that dims names, each with the array it was read off.
+    """
 
     arrays: Mapping[str, ArrayFacts]
     statics: Mapping[str, Static]
     structure: str
     ambient: Mapping[str, str]
+    sizes: Mapping[str, tuple[int, str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +67,12 @@ class Entry:
     tally: Tally
 
 
-def read_facts(parameters: Parameters, args: tuple, kwargs: dict) -> CallFacts:
+def read_facts(
+    parameters: Parameters,
+    args: tuple,
+    kwargs: dict,
+    sizes: Mapping[str, tuple[int, Leaf]],
+) -> CallFacts:
     """The facts of one call, arguments named after the signature."""
     statics = parameters.statics(args, kwargs)
     bare = (
@@ -71,6 +85,7 @@ def read_facts(parameters: Parameters, args: tuple, kwargs: dict) -> CallFacts:
         statics=statics,
         structure=str(jax.tree.structure(bare)),
         ambient=ambient | {"mesh": str(jax.sharding.get_abstract_mesh())},
+        sizes={name: (size, leaf.name) for name, (size, leaf) in sizes.items()},
     )
 
 
@@ -79,7 +94,7 @@ def explain_miss(facts: CallFacts, earlier: Sequence[CallFacts]) -> str:
     if not earlier:
         return "first call"
     candidates = [_differences(facts, old) for old in reversed(earlier)]
-    found = min(candidates, key=len)
+    found = min(candidates, key=_Differences.count).lines()
     if not found:
         return "new configuration: an ambient JAX setting changed"
     more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
@@ -129,20 +144,76 @@ def _outside(outside: Stats) -> list[str]:
     ]
 
 
-def _differences(new: CallFacts, old: CallFacts) -> list[str]:
-    both = [name for name in new.arrays if name in old.arrays]
-    return [
+class _Differences(NamedTuple):
+    """How one call differs from another: named sizes, where they show, the rest."""
+
+    sizes: list[str]
+    resized: list[str]
+    others: list[str]
+
+    def count(self) -> int:
+        return len(self.sizes) + len(self.others)
+
+    def lines(self) -> list[str]:
+        if not self.sizes:
+            return self.others
+        first, *more = self.resized
+        where = f"{first} and {len(more)} more" if more else first
+        return [f"new size: {', '.join(self.sizes)} in {where}", *self.others]
+
+
+def _differences(new: CallFacts, old: CallFacts) -> _Differences:
+    both = {n: (new.arrays[n], old.arrays[n]) for n in new.arrays if n in old.arrays}
+    named = _size_changes(new, old)
+    resized = dict.fromkeys(
+        n for n, pair in both.items() if _is_resized(*pair, named.values())
+    )
+    seen = {change for n in resized for change in _axis_changes(*both[n])}
+    named = {name: change for name, change in named.items() if change in seen}
+    first = next((new.sizes[n][1] for n in named if new.sizes[n][1] in resized), None)
+    others = [
         *_structure_change(new, old),
-        *(c for n in both for c in _array_changes(n, new.arrays[n], old.arrays[n])),
+        *(
+            c
+            for n, pair in both.items()
+            for c in _array_changes(n, *pair, n in resized)
+        ),
         *_static_changes(new.statics, old.statics),
         *_setting_changes(new.ambient, old.ambient),
     ]
+    texts = [f"{name}: {was} -> {now}" for name, (was, now) in named.items()]
+    return _Differences(texts, sorted(resized, key=lambda n: n != first), others)
 
 
-def _array_changes(name: str, new: ArrayFacts, old: ArrayFacts) -> list[str]:
+def _size_changes(new: CallFacts, old: CallFacts) -> dict[str, tuple[int, int]]:
+    """The named sizes that differ, from what to what."""
+    return {
+        name: (old.sizes[name][0], size)
+        for name, (size, _) in new.sizes.items()
+        if name in old.sizes and old.sizes[name][0] != size
+    }
+
+
+def _axis_changes(new: ArrayFacts, old: ArrayFacts) -> set[tuple[int, int]]:
+    pairs = zip(old.shape, new.shape, strict=True)
+    return {(was, now) for was, now in pairs if was != now}
+
+
+def _is_resized(
+    new: ArrayFacts, old: ArrayFacts, changes: Collection[tuple[int, int]]
+) -> bool:
+    """Whether every axis that changed did so as one of the named sizes did."""
+    if new.shape == old.shape or len(new.shape) != len(old.shape):
+        return False
+    return _axis_changes(new, old) <= set(changes)
+
+
+def _array_changes(
+    name: str, new: ArrayFacts, old: ArrayFacts, is_resized: bool
+) -> list[str]:
     typed = f"`{name}`: {_typed(old)} -> {_typed(new)}"
     lines = []
-    if new.shape != old.shape:
+    if new.shape != old.shape and not is_resized:
         kind = "size" if len(new.shape) == len(old.shape) else "rank"
         lines.append(f"new {kind}: {typed}")
     if new.dtype != old.dtype:
@@ -151,7 +222,9 @@ def _array_changes(name: str, new: ArrayFacts, old: ArrayFacts) -> list[str]:
         lines.append(f"new weak type: {typed}")
     if new.placement != old.placement:
         lines.append(f"new sharding: `{name}`: {old.placement} -> {new.placement}")
-    if not lines and new.text != old.text:  # a type that names its mesh axes
+    if (
+        not lines and not is_resized and new.text != old.text
+    ):  # a type that names its mesh axes
         lines.append(f"new sharding: {typed}")
     return lines
 

@@ -8,6 +8,7 @@ further dimensions.
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ import numpy as np
 from ._arguments import Leaf, Parameters, describe_type
 
 
+_flatten = jax.tree_util.tree_flatten_with_path
 _PATH = re.compile(r"""[^\W\d]\w*(\.\w+|\[\d+\]|\['[^']*'\]|\["[^"]*"\])*""")
 _STEP = re.compile(r"""\['([^']*)'\]|\["([^"]*)"\]|\[(\d+)\]|\.?(\w+)""")
 
@@ -41,18 +43,31 @@ class Sizes:
 
     owner: str
     specs: tuple[tuple[tuple[str, ...], ShapeSpec], ...] = ()
+    tuples: Mapping[tuple[str, ...], tuple[Any, str]] = MappingProxyType({})
 
-    def group(self, leaves: Iterable[Leaf]) -> str:
-        """The size class of a call, such as ``b=8, t=128``; "" without names.
+    def read(self, leaves: Iterable[Leaf]) -> dict[str, tuple[int, Leaf]]:
+        """The named sizes of a call, each with the array that it was read off first.
 
         Raises:
             ValueError: where the arguments do not have the shapes that dims says.
         """
         leaves, bound = list(leaves), {}
+        self._refuse_tuples(leaves)
         for steps, spec in self.specs:
             for leaf in self._named_by(steps, leaves):
                 self._bind(spec, leaf, bound)
-        return ", ".join(f"{name}={size}" for name, (size, _) in bound.items())
+        return bound
+
+    def _refuse_tuples(self, leaves: list[Leaf]) -> None:
+        """A tuple of names is a pytree of shapes: wrong where one array stands."""
+        for leaf in leaves if self.tuples else ():
+            if leaf.steps in self.tuples:
+                given, text = self.tuples[leaf.steps]
+                raise ValueError(
+                    f"{self.owner}: dims gives {leaf.name} the {type(given).__name__} "
+                    f"{given!r}, one shape for each of its arrays, but it is one array "
+                    f'({_describe(leaf)}).\nWrite its shape as one string, "{text}".'
+                )
 
     def _named_by(self, steps: tuple[str, ...], leaves: list[Leaf]) -> list[Leaf]:
         found = [leaf for leaf in leaves if leaf.steps[: len(steps)] == steps]
@@ -92,6 +107,11 @@ class Sizes:
             )
 
 
+def group_of(sizes: Mapping[str, tuple[int, Any]]) -> str:
+    """The size class of a call, such as ``b=8, t=128``; "" without names."""
+    return ", ".join(f"{name}={size}" for name, (size, _) in sizes.items())
+
+
 def read_sizes(dims: Mapping[str, Any] | None, parameters: Parameters) -> Sizes:
     """Parses ``dims`` and checks its paths against the signature.
 
@@ -107,14 +127,29 @@ def read_sizes(dims: Mapping[str, Any] | None, parameters: Parameters) -> Sizes:
             f"{owner}: dims is {dims!r} of type {type(dims).__name__}.\n"
             'Pass a mapping from parameter names to shapes, {"x": "b, t, _"}.'
         )
-    specs = []
+    specs, tuples = [], {}
     for path, shapes in dims.items():
         steps = _read_path(path, parameters)
-        for inner, text in jax.tree_util.tree_flatten_with_path(shapes)[0]:
-            keys = (getattr(k, "key", getattr(k, "idx", None)) for k in inner)
+        for inner, text in _flatten(shapes)[0]:
             spec = _read_shape(text, f"{owner}: dims[{path!r}]")
-            specs.append((steps + tuple(map(str, keys)), spec))
-    return Sizes(owner, tuple(specs))
+            specs.append((steps + _keys(inner), spec))
+        for inner, node in _flatten(shapes, is_leaf=_is_like_a_shape)[0]:
+            if _is_like_a_shape(node):
+                text = ", ".join("_" if entry is None else entry for entry in node)
+                tuples[steps + _keys(inner)] = node, text
+    return Sizes(owner, tuple(specs), tuples)
+
+
+def _keys(path: tuple) -> tuple[str, ...]:
+    keys = (getattr(k, "key", getattr(k, "idx", None)) for k in path)
+    return tuple(map(str, keys))
+
+
+def _is_like_a_shape(node: Any) -> bool:
+    """Whether a pytree of shapes may be meant as one, ("b", "t") as "b, t"."""
+    if type(node) not in (tuple, list):
+        return False
+    return all(e is None or (isinstance(e, str) and "," not in e) for e in node)
 
 
 def _read_path(path: Any, parameters: Parameters) -> tuple[str, ...]:

@@ -26,14 +26,16 @@ from pliax.core._jax import call_context, trace_state_clean
 
 from ._arguments import (
     Parameters,
+    check_callable,
     describe_callable,
     read_parameters,
     unmark_static,
 )
+from ._donation import note_deleted
 from ._keys import leaf_key
 from ._ledger import Ledger, Stats
 from ._reasons import Entry, explain_miss, read_facts, write_report
-from ._sizes import Sizes, read_sizes
+from ._sizes import Sizes, group_of, read_sizes
 
 
 _NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
@@ -46,6 +48,10 @@ class CompiledFunction:
     Made by :func:`compile`. It composes with jit, grad, vmap and scan, may be called
     from several threads (one compilation a key), and binds as a method.
 
+    What it knows of a key (structure, types, static values, counters) lives as long as
+    the object does, as the executables in JAX's cache live until ``jax.clear_caches``:
+    a static argument that takes ever new values, or holds large ones, keeps them all.
+
     Attributes:
         __wrapped__: the function as it was given.
     """
@@ -54,6 +60,7 @@ class CompiledFunction:
     _parameters: Parameters
     _sizes: Sizes
     _dynamic: bool | None
+    _donated: tuple[int, ...]
     _ledger: Ledger
     _jitted: Any
     _entries: dict = dataclasses.field(init=False, default_factory=dict)
@@ -67,6 +74,13 @@ class CompiledFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function, compiling it first where this kind of call is new."""
         args, kwargs = self._parameters.mark_static(args, kwargs)
+        try:
+            return self._call(args, kwargs)
+        except RuntimeError as error:
+            note_deleted(error, self._parameters, self._donated, args, kwargs)
+            raise
+
+    def _call(self, args: tuple, kwargs: dict) -> Any:
         if not trace_state_clean():
             return self._call_uncached(args, kwargs)
         leaves, structure = jax.tree_util.tree_flatten((args, kwargs))
@@ -126,8 +140,8 @@ class CompiledFunction:
         return notes
 
     def _call_uncached(self, args: tuple, kwargs: dict) -> Any:
-        leaves = self._check_leaves(args, kwargs)
-        with self._ledger.calling(self._ledger.uncached(self._sizes.group(leaves))):
+        group = group_of(self._sizes.read(self._check_leaves(args, kwargs)))
+        with self._ledger.calling(self._ledger.uncached(group)):
             return self._jitted(*args, **kwargs)
 
     def _build_once(self, key: Hashable, args: tuple, kwargs: dict) -> Entry:
@@ -143,8 +157,9 @@ class CompiledFunction:
             return entry
 
     def _build(self, args: tuple, kwargs: dict) -> Entry:
-        group = self._sizes.group(self._check_leaves(args, kwargs))
-        facts = read_facts(self._parameters, args, kwargs)
+        sizes = self._sizes.read(self._check_leaves(args, kwargs))
+        group = group_of(sizes)
+        facts = read_facts(self._parameters, args, kwargs, sizes)
         with self._ledger.building(group) as tally:
             with self._ledger.tracing(tally):
                 traced = self._jitted.trace(*args, **kwargs)
@@ -171,8 +186,8 @@ def compile(
     *,
     dims: Mapping[str, Any] | None = None,
     dynamic: bool | None = None,
-    donate_argnums: int | Sequence[int] = (),
-    static_argnames: str | Iterable[str] = (),
+    donate_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
 ) -> Any:
     """Compiles a function of pytrees once for each kind of arguments.
 
@@ -186,15 +201,16 @@ def compile(
         dims: names for sizes, from a parameter name (or a path such as
           ``"batch['tokens']"``) to a shape such as ``"b, t, _"`` or ``"b, ..."``, or to
           a pytree of shapes. One shape holds for every array below the path. Sizes of
-          one name must agree. The names only group ``.stats``: nothing is padded, since
-          padding that is not known to be exact would change answers.
+          one name must agree. The names group ``.stats`` and shorten ``.explain()``:
+          nothing is padded, since padding that is not known to be exact would change
+          answers.
         dynamic: None, True or False. Sizes are static for now, whatever is said here:
           each size compiles once, and ``.explain()`` says so.
         donate_argnums: positions of arguments whose buffers the result may reuse; they
-          are deleted by the call. None by default, because a donated argument cannot
-          be read again.
+          are deleted by the call. None (or ``()``) by default, because a donated
+          argument cannot be read again.
         static_argnames: names of hashable arguments that are part of the function: each
-          value, with its type, compiles on its own.
+          value, with its type, compiles on its own. None (or ``()``) by default.
 
     Returns:
         A :class:`CompiledFunction`, or a decorator that makes one.
@@ -216,17 +232,13 @@ def compile(
         (3, 2, 2)
         >>> stats.groups["b=8"].calls
         2
-        >>> "new size: `x`: f32[8,4] -> f32[6,4]" in double.explain()
+        >>> "new size: b: 8 -> 6 in x" in double.explain()
         True
     """
     if f is None:
         options = {"dims": dims, "dynamic": dynamic, "donate_argnums": donate_argnums}
         return functools.partial(compile, static_argnames=static_argnames, **options)
-    if not callable(f):
-        raise TypeError(
-            f"px.compile: {f!r} of type {type(f).__name__} is not callable.\n"
-            "Pass the function first and options by keyword: px.compile(f, dims=...)."
-        )
+    check_callable(f)
     owner = f"px.compile({describe_callable(f)})"
     if dynamic is not None and not isinstance(dynamic, bool):
         raise TypeError(
@@ -236,7 +248,7 @@ def compile(
     parameters, donated = read_parameters(f, static_argnames, donate_argnums, owner)
     sizes, ledger = read_sizes(dims, parameters), Ledger()
     jitted = jax.jit(_count_traces(f, ledger), donate_argnums=donated)
-    return CompiledFunction(f, parameters, sizes, dynamic, ledger, jitted)
+    return CompiledFunction(f, parameters, sizes, dynamic, donated, ledger, jitted)
 
 
 def _count_traces(f: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:

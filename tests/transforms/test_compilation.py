@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import re
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding
 
 from pliax.transforms import CompiledFunction, compile as px_compile
+from pliax.transforms._arguments import check_callable, read_parameters
 
 
 ones = functools.partial(jnp.ones, dtype=jnp.float32)
@@ -296,6 +298,61 @@ def test_not_callable():
         px_compile(3)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize("nothing", [None, ()])
+def test_no_static_and_no_donated_arguments(nothing):
+    f = px_compile(lambda x: x + 1, static_argnames=nothing, donate_argnums=nothing)
+    x = ones(3)
+    np.testing.assert_array_equal(f(x), f(x))
+    assert counts(f) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("static", "donated", "text"),
+    [
+        (3, (), "static_argnames holds 3 of type int"),
+        (b"x", (), "static_argnames holds 120 of type int"),
+        ((None,), (), "static_argnames holds None"),
+        ((), "x", "donate_argnums holds 'x' of type str"),
+        ((), 1.0, "donate_argnums holds 1.0 of type float"),
+        ((), (None,), "donate_argnums holds None"),
+    ],
+)
+def test_options_of_a_wrong_type_are_named(static, donated, text):
+    with pytest.raises(TypeError, match=rf"px\.compile\(f\): {text}"):
+        read_parameters(lambda x: x, static, donated, "px.compile(f)")
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [
+        (staticmethod, r"Put @staticmethod outside, above @px\.compile\.$"),
+        (classmethod, r'above @px\.compile\(static_argnames="cls"\)\.$'),
+    ],
+)
+def test_method_descriptors_belong_outside(kind, remedy):
+    def method(cls, x):
+        return x
+
+    with pytest.raises(TypeError, match=f"method is a {kind.__name__} object") as e:
+        check_callable(kind(method))
+    assert re.search(remedy, str(e.value))
+    for decorate in (px_compile, px_compile(dims={"x": "b"})):
+        with pytest.raises(TypeError):
+            decorate(kind(method))
+
+
+def test_classmethod_outside():
+    class Shift:
+        by = 3
+
+        @classmethod
+        @px_compile(static_argnames="cls")
+        def add(cls, x):
+            return x + cls.by
+
+    assert Shift.add(1) == Shift().add(1) == 4
+
+
 def test_decorator_forms_keep_the_function():
     @px_compile(dims={"x": "b"}, dynamic=False)
     def f(x: jax.Array, *, scale: float = 2.0) -> jax.Array:
@@ -413,6 +470,55 @@ def test_donated_buffers_are_deleted():
     assert counts(f) == (3, 1, 1)
     with pytest.raises(RuntimeError, match="deleted"):
         f(old, x)
+
+
+def note_of(f, *args, **kwargs):
+    with pytest.raises(RuntimeError, match="Array has been deleted") as caught:
+        f(*args, **kwargs)
+    assert type(caught.value) is RuntimeError
+    return "\n".join(getattr(caught.value, "__notes__", []))
+
+
+def test_a_donated_argument_used_again_is_named():
+    f = px_compile(lambda s, x: jax.tree.map(lambda a: a + x, s), donate_argnums=0)
+    state = {"b": ones(3), "w": ones(3)}
+    f(state, 1.0)
+    cause = "donate_argnums (0) gave it away at an earlier call."
+    assert "argument `s['b']` and 1 more cannot" in note_of(f, state, 1.0)
+    assert cause in note_of(f, s=state, x=1.0)
+    assert cause in note_of(
+        f, state, 2
+    )  # a new kind of call, refused while it compiles
+    assert "argument `s['w']` cannot" in note_of(f, state | {"b": ones(3)}, 1.0)
+    with jax.disable_jit():
+        assert cause in note_of(f, state, 1.0)
+    for use in (px_compile(lambda p: p["w"] * 2), px_compile(lambda *a: a[0]["w"] * 2)):
+        assert "an earlier call gave it away through" in note_of(use, state)
+    assert "argument `x` cannot" in note_of(f, {"w": ones(3)}, state["w"])
+
+
+def test_donated_rest_arguments_are_named():
+    f = px_compile(lambda x, *rest: [a + x for a in rest], donate_argnums=2)
+    x = ones(3)
+    f(1.0, ones(3), x)
+    assert "`rest[1]` cannot be read again: donate_argnums (2)" in note_of(
+        f, 1.0, ones(3), x
+    )
+
+
+def test_other_errors_get_no_note():
+    gone = ones(3)
+    gone.delete()
+    closed = px_compile(lambda x: x + gone, donate_argnums=0)
+    assert "px.compile" not in note_of(closed, ones(3))
+
+    def fail(x):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine") as caught:
+        px_compile(fail)(ones(3))
+    notes = getattr(caught.value, "__notes__", [])  # JAX has one on its traceback
+    assert not any("px.compile" in note for note in notes)
 
 
 def test_donation_counts_from_the_end_and_by_keyword():
@@ -730,7 +836,96 @@ def test_disagreeing_sizes():
     assert counts(f) == (0, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (("b", "t"), '"b, t"'),
+        (["b", None], '"b, _"'),
+        (("b", "..."), r'"b, \.\.\."'),
+        ((), '""'),
+    ],
+)
+def test_a_tuple_of_names_for_one_array_suggests_the_string(spec, text):
+    f = px_compile(lambda x: x, dims={"x": spec})
+    with pytest.raises(ValueError, match=f"Write its shape as one string, {text}"):
+        f(ones((2, 3)))
+    assert counts(f) == (0, 0, 0)
+    g = px_compile(lambda batch: batch, dims={"batch": {"x": spec}})
+    with pytest.raises(ValueError, match=rf"batch\['x'\] the {type(spec).__name__} .*"):
+        g({"x": ones((2, 3))})
+
+
+def test_a_tuple_of_shapes_for_a_tuple():
+    f = px_compile(lambda x: x, dims={"x": ("b", "t")})
+    f((ones(2), ones(3)))
+    f(x=[ones(2), ones(4)])
+    assert list(f.stats.groups) == ["b=2, t=3", "b=2, t=4"]
+    with pytest.raises(ValueError, match="it has 2 dimensions"):
+        f((ones((2, 3)), ones(3)))
+
+
 # Explanations -----------------------------------------------------------------------
+
+
+def tokens(b, t):
+    names = ("inputs", "positions", "segments", "targets")
+    return {name: np.ones((b, t), np.int32) for name in names} | {"scale": ones(7)}
+
+
+@pytest.mark.parametrize(
+    "dims",
+    [
+        {"batch['segments']": "b, t"},
+        {"batch": {"segments": "b, t", "scale": "_"}},
+    ],
+)
+def test_named_sizes_fold_what_changes_along(dims):
+    f = px_compile(lambda batch: batch, dims=dims)
+    for b, t in [(8, 448), (8, 512), (4, 512), (2, 16)]:
+        f(tokens(b, t))
+    lines = [x.rstrip() for x in f.explain().splitlines() if "new" in x]
+    folded = "in batch['segments'] and 3 more"
+    wanted = ["t: 448 -> 512", "b: 8 -> 4", "b: 4 -> 2, t: 512 -> 16"]
+    for line, sizes in zip(lines, wanted, strict=True):
+        assert line.endswith(f"  new size: {sizes} {folded}")
+
+
+def test_a_prefix_names_every_array_below():
+    f = px_compile(lambda batch, n: batch, dims={"batch": "b, ..."})
+    f({"x": ones((8, 2)), "y": ones(8)}, ones(3))
+    f({"x": ones((4, 2)), "y": ones(4)}, ones(3))
+    assert "new size: b: 8 -> 4 in batch['x'] and 1 more\n" in f.explain()
+
+
+def test_what_named_sizes_do_not_explain_is_listed():
+    f = px_compile(lambda x, y, z: x, dims={"x": "b, t"})
+    f(ones((8, 4)), ones((8, 4)), ones((4, 3)))
+    f(ones((8, 6)), ones((7, 6)), jnp.ones((6, 3), jnp.int32))
+    for reason in (
+        "new size: t: 4 -> 6 in x and 1 more\n",
+        "new size: `y`: f32[8,4] -> f32[7,6]",
+        "new dtype: `z`: f32[4,3] -> i32[6,3]",
+    ):
+        assert reason in f.explain()
+    assert f.explain().count("new") == 3
+
+
+def test_sizes_that_stayed_name_nothing():
+    f = px_compile(lambda x, y: x, dims={"x": "b, _"})
+    f(ones((8, 4)), ones(4))
+    f(ones((8, 6)), ones((4, 1)))
+    assert "new size: `x`: f32[8,4] -> f32[8,6]" in f.explain()
+    assert "new rank: `y`: f32[4] -> f32[4,1]" in f.explain()
+    f(ones((9, 7)), ones(4))
+    assert "new size: `x`: f32[8,6] -> f32[9,7]" not in f.explain()
+    assert "new size: `x`: f32[8,4] -> f32[9,7]" in f.explain()
+
+
+def test_the_most_similar_call_changes_the_fewest_sizes():
+    f = px_compile(lambda x: x, dims={"x": "b, t"})
+    for shape in [(8, 16), (4, 64), (8, 32)]:
+        f(ones(shape))
+    assert "new size: t: 16 -> 32 in x\n" in f.explain()
 
 
 def test_explain_names_each_reason():

@@ -6,10 +6,11 @@
 Every other implementation is judged by this one. Memory is quadratic. All of JAX's
 transformations apply, since it is plain JAX.
 
-Two details keep NaN out. A masked score is cut off from the gradient *before*
-`score_mod`, because the derivative of a user's function at a masked place may be
-infinite, and zero times infinity is not zero. A row without any visible key takes 0 as
-its maximum, so that it never computes inf - inf.
+Two details keep NaN out. `score_mod` is evaluated at visible places only, because its
+derivative at a masked place may be infinite, and zero times infinity is not zero. A row
+without any visible key takes 0 as its maximum, so that it never computes inf - inf.
+
+Sharp edge: masked keys and values must be finite, since 0 NaN is NaN.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ from jaxtyping import Array, Bool, Float
 
 from pliax.core.jaxprs import ClosedFunction
 
-from .tiles import mask_tile, score_tile, softmax_dtype
+from .tiles import mask_tile, score_tile, score_tile_where, softmax_dtype
 
 
 def attend(
@@ -70,13 +71,13 @@ def _modified(
     """Scores after both mods, and which of them are visible."""
     b, h, q_idx, kv_idx = (jnp.arange(n, dtype=jnp.int32) for n in scores.shape)
     if mask_mod is None:
-        visible = jnp.ones(scores.shape, bool)
-    else:
-        tiles = jax.vmap(mask_tile, (None, 0, None, None, None))
-        visible = tiles(mask_mod, b, h, q_idx, kv_idx)
-    scores = jnp.where(visible, scores, jax.lax.stop_gradient(scores))
-    tiles = jax.vmap(score_tile, (None, 0, 0, None, None, None))
-    scores = tiles(score_mod, scores, b, h, q_idx, kv_idx)
+        tiles = jax.vmap(score_tile, (None, 0, 0, None, None, None))
+        scores = tiles(score_mod, scores, b, h, q_idx, kv_idx)
+        return scores, jnp.ones(scores.shape, bool)
+    tiles = jax.vmap(mask_tile, (None, 0, None, None, None))
+    visible = tiles(mask_mod, b, h, q_idx, kv_idx)
+    tiles = jax.vmap(score_tile_where, (None, 0, 0, 0, None, None, None))
+    scores = tiles(score_mod, visible, scores, b, h, q_idx, kv_idx)
     return jnp.where(visible, scores, -jnp.inf), visible
 
 

@@ -34,6 +34,40 @@ def score_tile(
     return over_heads(scores, b, h, q_idx, kv_idx).astype(scores.dtype)
 
 
+def score_tile_where(
+    score_mod: ClosedFunction | None,
+    visible: Bool[Array, "G M N"],
+    scores: Float[Array, "G M N"],
+    b: Int[Array, ""],
+    h: Int[Array, " G"],
+    q_idx: Int[Array, " M"],
+    kv_idx: Int[Array, " N"],
+) -> Float[Array, "G M N"]:
+    """`score_mod` at the visible places of a tile, and there only.
+
+    A masked place repeats the first visible one of its head. For the gradient of what
+    the mod captured: its derivative at a masked place may be infinite, and zero times
+    infinity is not zero.
+    """
+    if score_mod is None:
+        return scores
+    first = jnp.argmax(visible.reshape(len(visible), -1), axis=1)[:, None, None]
+    row, column = first // visible.shape[2], first % visible.shape[2]
+    flat = jax.lax.stop_gradient(scores).reshape(len(scores), -1, 1)
+    seen = jnp.take_along_axis(flat, first, axis=1)
+    places = (
+        jnp.where(visible, scores, seen),
+        b,
+        h,
+        jnp.where(visible, q_idx[None, :, None], q_idx[row]),
+        jnp.where(visible, kv_idx[None, None, :], kv_idx[column]),
+    )
+    over_keys = jax.vmap(score_mod, (0, None, None, 0, 0))
+    over_queries = jax.vmap(over_keys, (0, None, None, 0, 0))
+    over_heads = jax.vmap(over_queries, (0, None, 0, 0, 0))
+    return over_heads(*places).astype(scores.dtype)
+
+
 def mask_tile(
     mask_mod: Callable[..., Any],
     b: Int[Array, ""],

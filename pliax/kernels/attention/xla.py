@@ -32,7 +32,13 @@ from pliax.core.jaxprs import ClosedFunction
 from pliax.core.typing import Leaf
 
 from .block_mask import BlockLists, BlockMask, dense_lists
-from .tiles import block_positions, mask_tile, score_tile, softmax_dtype
+from .tiles import (
+    block_positions,
+    mask_tile,
+    score_tile,
+    score_tile_where,
+    softmax_dtype,
+)
 
 
 _DENSE_BLOCKS = (256, 512)
@@ -388,14 +394,18 @@ def _tile_gradients(
     lse, delta, d_out = (x[:, r] for x in statistics)
     place = _place(config, head, r, c)
 
+    floating = _floating(score_mod)
+    seen = _visible(config, mask_mod, head, r, c) if partly else True
+
     def modified(products: Array, floating: Any) -> Array:
-        return score_tile(_with_floating(score_mod, floating), products, *place)
+        mod = _with_floating(score_mod, floating)
+        if partly and floating:
+            return score_tile_where(mod, seen, products, *place)
+        return score_tile(mod, products, *place)
 
     products = _products(config, head, r, c)
-    scores, vjp = jax.vjp(modified, products, _floating(score_mod))
-    visible = (scores != -jnp.inf) & (lse != -jnp.inf)[..., None]
-    if partly:
-        visible &= _visible(config, mask_mod, head, r, c)
+    scores, vjp = jax.vjp(modified, products, floating)
+    visible = seen & (scores != -jnp.inf) & (lse != -jnp.inf)[..., None]
     shift = jnp.where(lse == -jnp.inf, jnp.zeros_like(lse), lse)
     weights = jnp.where(visible, jnp.exp(scores - shift[..., None]), 0.0)
     d_weights = _dot("gmv,nv->gmn", d_out, head.v[c].astype(d_out.dtype))
