@@ -113,6 +113,6 @@ def plot_losses(metrics: Metrics, lines: dict[str, float], path: Path) -> None:
     axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="upper right")
+    axes.legend(loc="upper right", framealpha=1.0, edgecolor="white")
     figure.savefig(path)
     plt.close(figure)
