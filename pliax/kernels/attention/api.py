@@ -1,18 +1,27 @@
 """flex_attention: the public function, which checks, picks a backend and runs it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from pliax.core.typing import Leaf
 from pliax.kernels._backends import Backend, check_options, choose
 
 from . import reference, xla
-from .arguments import check_arrays, check_block_mask, close_score_mod
+from .arguments import (
+    as_arrays,
+    check_arrays,
+    check_block_mask,
+    check_instance,
+    check_kernel_options,
+    check_scale,
+    close_score_mod,
+)
 from .block_mask import BlockMask
 from .tiles import softmax_dtype
 
@@ -54,20 +63,22 @@ BACKENDS = (
     Backend("reference", reference.attend, _anything, priority=0),
     Backend("xla", xla.attend, _anything, priority=1, options=("block_q", "block_kv")),
 )
+_MAKE_MASK = "Make one with px.create_block_mask(mask_mod, B, H, q_len, kv_len)."
+_MAKE_REQUEST = "Make one with px.AuxRequest(lse=True), or max_scores=True."
 
 
 def flex_attention(
-    query: Array,
-    key: Array,
-    value: Array,
+    query: Any,
+    key: Any,
+    value: Any,
     *,
-    score_mod: Callable[..., Any] | None = None,
-    block_mask: BlockMask | None = None,
-    scale: float | None = None,
+    score_mod: Any = None,
+    block_mask: Any = None,
+    scale: Any = None,
     enable_gqa: bool = False,
-    return_aux: AuxRequest | None = None,
+    return_aux: Any = None,
     implementation: str | None = None,
-    kernel_options: dict[str, Any] | None = None,
+    kernel_options: Any = None,
 ) -> Any:
     r"""Scaled dot-product attention whose scores and mask you program.
 
@@ -86,7 +97,8 @@ def flex_attention(
             scaled score, the query's batch and head index, and both positions. It may
             capture arrays; floating ones get gradients.
         block_mask: From `create_block_mask`, for this q_len and kv_len.
-        scale: Factor of the products; 1/sqrt(D) if None.
+        scale: Factor of the products, a finite number; 1/sqrt(D) if None. A learned
+            temperature belongs into `score_mod`.
         enable_gqa: Allow H to be a multiple of K; query head h uses key head h K // H.
         return_aux: Which extra results to return. Without it, the output alone.
         implementation: "reference" (the definition, quadratic memory) or "xla" (blocks,
@@ -101,7 +113,7 @@ def flex_attention(
 
     Raises:
         ValueError: If shapes, heads, mask or options do not fit.
-        TypeError: If a dtype or a mod does not fit.
+        TypeError: If an argument is of the wrong kind, dtype or signature.
         NotImplementedError: If the named implementation refuses the arguments.
 
     Example:
@@ -115,19 +127,23 @@ def flex_attention(
         Dong et al., "FlexAttention: A programming model for generating optimized
         attention kernels", 2024.
     """
+    query, key, value = as_arrays(query, key, value)
     check_arrays(query, key, value, enable_gqa=enable_gqa)
+    check_instance("block_mask", block_mask, BlockMask, _MAKE_MASK)
+    check_instance("return_aux", return_aux, AuxRequest, _MAKE_REQUEST)
     if block_mask is not None:
         check_block_mask(query, key, block_mask)
-    options = dict(kernel_options or {})
-    backend = choose("flex_attention", BACKENDS, None, implementation)
-    check_options("flex_attention", backend, options)
     dtype = softmax_dtype(query.dtype)
-    out, lse, maximum = _run(
+    scale = check_scale(scale, query.shape[-1], dtype)
+    backend = choose("flex_attention", BACKENDS, None, implementation)
+    options = check_kernel_options(kernel_options, block_mask)
+    check_options("flex_attention", backend, options)
+    out, lse, maximum = _run_on_auto_axes(
         (query, key, value),
         close_score_mod(score_mod, dtype),
         block_mask,
         name=backend.name,
-        scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+        scale=scale,
         options=tuple(sorted(options.items())),
     )
     if return_aux is None:
@@ -135,6 +151,18 @@ def flex_attention(
     return out, AuxOutput(
         lse if return_aux.lse else None, maximum if return_aux.max_scores else None
     )
+
+
+def _run_on_auto_axes(arrays: Any, *mods: Any, **static: Any) -> Any:
+    """Under Explicit mesh axes the compiler partitions the loops, as the query lies."""
+    sharding = jax.typeof(arrays[0]).sharding
+    run = partial(_run, **static)
+    if not sharding.mesh.explicit_axes:
+        return run(arrays, *mods)
+    batch, length, heads, _ = (*sharding.spec, *(4 - len(sharding.spec)) * (None,))
+    per_query = NamedSharding(sharding.mesh, PartitionSpec(batch, length, heads))
+    placed = (per_query, per_query, per_query)
+    return jax.sharding.auto_axes(run, out_sharding=placed)(arrays, *mods)
 
 
 @jax.jit(static_argnames=("name", "scale", "options"))

@@ -4,12 +4,16 @@ Every error says what was asked, what was found and what to do, before any kerne
 """
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+import numbers
+import operator
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
-from jax.core import ShapedArray
+import numpy as np
+from jax.core import ShapedArray, Tracer
+from jax.dtypes import TypePromotionError
+from jax.errors import TracerBoolConversionError
 from jaxtyping import Array
 
 from pliax.core.jaxprs import ClosedFunction, close
@@ -21,30 +25,238 @@ _SIGNATURES = {
     "score_mod": "score_mod(score, b, h, q_idx, kv_idx)",
     "mask_mod": "mask_mod(b, h, q_idx, kv_idx)",
 }
+_NOTES = {
+    TracerBoolConversionError: "{role} runs on traced scalars: use &, | and jnp.where "
+    "instead of `and`, `or` and `if`.",
+    TypePromotionError: "{role} gets int32 indices: cast them before arithmetic with "
+    "floats, in a score_mod with q_idx.astype(score.dtype).",
+}
 
 
-def close_mask_mod(mask_mod: Callable[..., Any] | ClosedFunction) -> ClosedFunction:
+# --- mods -----------------------------------------------------------------------------
+
+
+def close_mask_mod(mask_mod: Any) -> ClosedFunction:
     """Trace a mask_mod; its result must be one bool."""
-    if isinstance(mask_mod, ClosedFunction):
-        return mask_mod
-    _check_positional(mask_mod, "mask_mod", 4)
-    closed = close(mask_mod, _INDEX, _INDEX, _INDEX, _INDEX)
+    closed = _close(mask_mod, "mask_mod", (_INDEX,) * 4)
     _check_result(closed, "mask_mod", closed.out_aval.dtype == jnp.bool_, "bool[]")
     return jax.tree.map(jax.lax.stop_gradient, closed)
 
 
-def close_score_mod(
-    score_mod: Callable[..., Any] | None, dtype: Any
-) -> ClosedFunction | None:
+def close_score_mod(score_mod: Any, dtype: Any) -> ClosedFunction | None:
     """Trace a score_mod for scores of `dtype`; its result must be one float."""
     if score_mod is None:
         return None
-    _check_positional(score_mod, "score_mod", 5)
     score = jax.ShapeDtypeStruct((), dtype)
-    closed = close(score_mod, score, _INDEX, _INDEX, _INDEX, _INDEX)
+    closed = _close(score_mod, "score_mod", (score, *(_INDEX,) * 4))
     floating = jnp.issubdtype(closed.out_aval.dtype, jnp.floating)
     _check_result(closed, "score_mod", floating, f"{jnp.dtype(dtype).name}[]")
     return closed
+
+
+def _close(
+    mod: Any, role: str, arguments: tuple[jax.ShapeDtypeStruct, ...]
+) -> ClosedFunction:
+    """Trace a mod, or take one that was traced for the same arguments."""
+    if isinstance(mod, ClosedFunction):
+        _check_traced(mod, role, arguments)
+        return mod
+    _check_positional(mod, role, len(arguments))
+    try:
+        return close(mod, *arguments)
+    except tuple(_NOTES) as error:
+        note = next(text for kind, text in _NOTES.items() if isinstance(error, kind))
+        error.add_note(note.format(role=role))
+        raise
+
+
+def _check_traced(mod: ClosedFunction, role: str, arguments: tuple[Any, ...]) -> None:
+    found = [v.aval for v in mod.program.jaxpr.invars]
+    if [(a.shape, a.dtype) for a in found] != [(a.shape, a.dtype) for a in arguments]:
+        avals = (ShapedArray(a.shape, jnp.dtype(a.dtype)) for a in arguments)
+        raise TypeError(
+            f"{role}: expected a function traced for ({_briefs(avals)}), "
+            f"{_SIGNATURES[role]}, got one for ({_briefs(found)}).\n"
+            "Pass the Python function itself; it is traced for the right arguments."
+        )
+
+
+def _check_positional(mod: Any, role: str, wanted: int) -> None:
+    """By the number of positional parameters without a default."""
+    if not callable(mod):
+        raise TypeError(
+            f"{role} must be a function {_SIGNATURES[role]}, found {_kind(mod)}.\n"
+            "Write it for scalars; it may capture arrays."
+        )
+    try:
+        signature = inspect.signature(mod)
+    except (TypeError, ValueError):
+        return  # builtins without a signature: tracing will tell
+    required = [
+        p
+        for p in signature.parameters.values()
+        if _is_single(p) and p.default is p.empty
+    ]
+    keywords = [p.name for p in required if p.kind is p.KEYWORD_ONLY]
+    if keywords:
+        raise TypeError(
+            f"{role}: expected {_SIGNATURES[role]}, got required keyword-only "
+            f"parameters {keywords}.\n"
+            "Give them a default, or bind them with functools.partial."
+        )
+    try:
+        signature.bind(*range(wanted))
+    except TypeError:
+        raise TypeError(
+            f"{role}: expected {wanted} positional parameters, "
+            f"{_SIGNATURES[role]}, got {len(required)}.\n"
+            "Name the parameters as shown, used or not; a further one needs a default."
+        ) from None
+
+
+def _is_single(p: inspect.Parameter) -> bool:
+    return p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+
+
+def _check_result(
+    closed: ClosedFunction, role: str, right_dtype: bool, wanted: str
+) -> None:
+    aval = closed.out_aval
+    if aval.shape != () or not right_dtype:
+        raise TypeError(
+            f"{role} must return one {wanted} for scalar indices; it returned "
+            f"{_brief(aval)}.\nMods are written for one score at a time."
+        )
+
+
+# --- numbers --------------------------------------------------------------------------
+
+
+def integer(function: str, name: str, x: Any, remedy: str) -> int:
+    """An integer from anything that has an index, but no bool.
+
+    Raises:
+        TypeError: Saying what was found, a traced value apart.
+    """
+    if isinstance(x, Tracer):
+        raise TypeError(
+            f"{function}: {name} must be a Python integer, found the traced value "
+            f"{_brief(x)}.\nSizes are static: take them from an array's shape, or mark "
+            "the argument of jax.jit with static_argnames."
+        )
+    try:
+        if isinstance(x, bool | np.bool_):
+            raise TypeError
+        return operator.index(x)
+    except TypeError:
+        raise TypeError(
+            f"{function}: {name} must be an integer, found {_kind(x)}.\n{remedy}"
+        ) from None
+
+
+def check_scale(scale: Any, head_dimension: int, dtype: Any) -> float:
+    """The factor of the products; None gives 1/sqrt(D).
+
+    Raises:
+        TypeError: If it is not a real number, or an array.
+        ValueError: If it is not finite in the softmax's dtype.
+    """
+    if scale is None:
+        return head_dimension**-0.5
+    if isinstance(scale, jax.Array | np.ndarray):
+        raise TypeError(
+            f"flex_attention: scale must be a Python number, found the array "
+            f"{_brief(scale)}.\nFor a learned temperature write "
+            "score_mod=lambda score, b, h, q_idx, kv_idx: score * temperature, with "
+            "scale=1.0; a concrete array becomes a number with float(scale)."
+        )
+    real = isinstance(scale, numbers.Real) or (
+        isinstance(scale, np.generic) and jnp.issubdtype(scale.dtype, jnp.floating)
+    )
+    if isinstance(scale, bool) or not real:
+        raise TypeError(
+            f"flex_attention: scale must be a real number, found {_kind(scale)}.\n"
+            "Leave scale=None for 1/sqrt(D)."
+        )
+    largest: Any = float(jnp.finfo(dtype).max)
+    if not -largest <= scale <= largest:  # also where it is NaN
+        raise ValueError(
+            f"flex_attention: scale must be finite in {jnp.dtype(dtype).name}, found "
+            f"{scale!r}.\nLeave scale=None for 1/sqrt(D)."
+        )
+    return float(scale)
+
+
+def check_kernel_options(kernel_options: Any, block_mask: Any) -> dict[str, int]:
+    """Names to integers of at least 1; none beside a block_mask.
+
+    Raises:
+        TypeError: If it is no dict, or a value no integer.
+        ValueError: If a value is below 1, or a mask already says the block size.
+    """
+    remedy = 'Pass for example kernel_options={"block_q": 128, "block_kv": 128}.'
+    options = {} if kernel_options is None else kernel_options
+    if not isinstance(options, dict) or not all(isinstance(n, str) for n in options):
+        raise TypeError(
+            "flex_attention: kernel_options must be a dict from names to integers, "
+            f"found {_kind(kernel_options)}.\n{remedy}"
+        )
+    options = {
+        name: integer("flex_attention", f"kernel_options[{name!r}]", n, remedy)
+        for name, n in options.items()
+    }
+    wrong = {name: n for name, n in options.items() if n < 1}
+    if wrong:
+        raise ValueError(
+            f"flex_attention: kernel_options must be at least 1, found {wrong}.\n"
+            f"{remedy}"
+        )
+    if options and block_mask is not None:
+        raise ValueError(
+            f"flex_attention: kernel_options {options} were given together with a "
+            f"block_mask, whose block_size {block_mask.block_size} is used.\n"
+            "Leave kernel_options out, and pass block_size to create_block_mask."
+        )
+    return options
+
+
+def check_instance(name: str, x: Any, kind: type, remedy: str) -> None:
+    """Refuse anything but None or a `kind`, also the class itself.
+
+    Raises:
+        TypeError: Saying what was found and how to make the right thing.
+    """
+    if x is not None and not isinstance(x, kind):
+        raise TypeError(
+            f"flex_attention: {name} must be {_article(kind)} or None, "
+            f"found {_kind(x)}.\n{remedy}"
+        )
+
+
+# --- arrays ---------------------------------------------------------------------------
+
+
+def as_arrays(query: Any, key: Any, value: Any) -> tuple[Array, Array, Array]:
+    """JAX arrays of what was given: NumPy's become what `jnp.asarray` makes of them.
+
+    Raises:
+        TypeError: If one of them is not an array.
+    """
+    return _as_array("query", query), _as_array("key", key), _as_array("value", value)
+
+
+def _as_array(name: str, x: Any) -> Array:
+    if isinstance(x, jax.Array):
+        return x
+    try:
+        if not isinstance(x, np.ndarray) and not hasattr(x, "__jax_array__"):
+            raise TypeError
+        return jnp.asarray(x)
+    except TypeError:
+        raise TypeError(
+            f"flex_attention: {name} must be an array, found {_kind(x)}.\n"
+            "Pass a floating array of dimensions (B, T, H, D)."
+        ) from None
 
 
 def check_arrays(query: Array, key: Array, value: Array, *, enable_gqa: bool) -> None:
@@ -58,16 +270,21 @@ def check_arrays(query: Array, key: Array, value: Array, *, enable_gqa: bool) ->
     found = ", ".join(f"{name} {_brief(x)}" for name, x in arrays.items())
     for name, x in arrays.items():
         if x.ndim != 4:
-            _refuse(f"{name} must have 4 dimensions (B, T, H, D)", found)
+            remedy = f"Add the missing ones, as in {name}[None] for one sequence."
+            _refuse(f"{name} must have 4 dimensions (B, T, H, D)", found, remedy)
         if 0 in x.shape:
-            _refuse(f"{name} has a dimension of length 0", found)
+            remedy = "Every length must be at least 1: skip the call for empty arrays."
+            _refuse(f"{name} has a dimension of length 0", found, remedy)
     _check_dtypes(arrays, found)
     if query.shape[3] != key.shape[3]:
-        _refuse("query and key differ in their head dimension", found)
+        remedy = "Project both to one D; only value may have another."
+        _refuse("query and key differ in their head dimension", found, remedy)
     if key.shape[:3] != value.shape[:3]:
-        _refuse("key and value differ in batch, length or heads", found)
+        remedy = "Give value the key's (B, S, K); only its last dimension is free."
+        _refuse("key and value differ in batch, length or heads", found, remedy)
     if key.shape[0] not in (1, query.shape[0]):
-        _refuse("key and value must have the query's batch size, or 1", found)
+        remedy = "Repeat key and value along the batch, or pass one sequence of them."
+        _refuse("key and value must have the query's batch size, or 1", found, remedy)
     _check_heads(query, key, found, enable_gqa=enable_gqa)
 
 
@@ -77,6 +294,12 @@ def check_block_mask(query: Array, key: Array, block_mask: Any) -> None:
     Raises:
         ValueError: Saying which shape the mask was made for and which was found.
     """
+    if block_mask.kv_num_blocks.ndim != 3:
+        raise ValueError(
+            "flex_attention: block_mask's kv_num_blocks must have 3 dimensions (B, H, "
+            f"rows), found {_brief(block_mask.kv_num_blocks)}: a stack of masks.\n"
+            "Map over the stack with jax.vmap or jax.lax.scan, or index its leaves."
+        )
     batch, heads, *lengths = block_mask.shape
     wanted = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
     fits = batch in (1, wanted[0]) and heads in (1, wanted[1])
@@ -86,14 +309,25 @@ def check_block_mask(query: Array, key: Array, block_mask: Any) -> None:
             f"{block_mask.shape}, the arrays have {wanted}.\n"
             "Make the mask with create_block_mask for these sizes; B and H may be None."
         )
+    found = (f"a batch of {wanted[0]}", f"{wanted[1]} heads")
+    for position, name in enumerate("bh"):
+        shared = block_mask.shape[position] < wanted[position]
+        if shared and block_mask.mask_mod.reads(position):
+            raise ValueError(
+                f"flex_attention: block_mask's mask_mod reads {name}, but the mask was "
+                f"made with {name.upper()}=None for {found[position]}.\n"
+                f"Pass {name.upper()}={wanted[position]} to create_block_mask."
+            )
 
 
 def _check_dtypes(arrays: dict[str, Array], found: str) -> None:
     dtypes = {x.dtype for x in arrays.values()}
     if not all(dtype.name in _DTYPES for dtype in dtypes):
-        _refuse(f"query, key and value must be {_DTYPES}", found, TypeError)
+        remedy = "Cast them, for example with .astype(jnp.bfloat16)."
+        _refuse(f"query, key and value must be {_DTYPES}", found, remedy, TypeError)
     if len(dtypes) > 1:
-        _refuse("query, key and value must have one dtype", found, TypeError)
+        remedy = "Cast them to one, for example with .astype(query.dtype)."
+        _refuse("query, key and value must have one dtype", found, remedy, TypeError)
 
 
 def _check_heads(query: Array, key: Array, found: str, *, enable_gqa: bool) -> None:
@@ -113,8 +347,13 @@ def _check_heads(query: Array, key: Array, found: str, *, enable_gqa: bool) -> N
         )
 
 
-def _refuse(reason: str, found: str, kind: type[Exception] = ValueError) -> None:
-    raise kind(f"flex_attention: {reason} ({found}).")
+def _refuse(
+    reason: str, found: str, remedy: str, kind: type[Exception] = ValueError
+) -> NoReturn:
+    raise kind(f"flex_attention: {reason} ({found}).\n{remedy}")
+
+
+# --- words ----------------------------------------------------------------------------
 
 
 def _brief(x: Any) -> str:
@@ -122,32 +361,21 @@ def _brief(x: Any) -> str:
     return aval.str_short(short_dtypes=True)
 
 
-def _check_positional(mod: Callable[..., Any], role: str, wanted: int) -> None:
-    """By the number of positional parameters without a default."""
-    try:
-        parameters = inspect.signature(mod).parameters.values()
-    except (TypeError, ValueError):
-        return  # builtins without a signature: tracing will tell
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return
-    positional = (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    )
-    count = sum(p.kind in positional and p.default is p.empty for p in parameters)
-    if count != wanted:
-        raise TypeError(
-            f"{role}: expected {wanted} positional parameters, "
-            f"{_SIGNATURES[role]}, got {count}."
-        )
+def _briefs(avals: Any) -> str:
+    return ", ".join(_brief(aval) for aval in avals)
 
 
-def _check_result(
-    closed: ClosedFunction, role: str, right_dtype: bool, wanted: str
-) -> None:
-    aval = closed.out_aval
-    if aval.shape != () or not right_dtype:
-        raise TypeError(
-            f"{role} must return one {wanted} for scalar indices; it returned "
-            f"{_brief(aval)}.\nMods are written for one score at a time."
-        )
+def _kind(x: Any) -> str:
+    """What something is, in few words."""
+    if isinstance(x, type):
+        return f"the class {x.__name__}"
+    if isinstance(x, jax.Array):
+        return f"the array {_brief(x)}"
+    if isinstance(x, np.ndarray):
+        return f"a NumPy array {x.dtype}{list(x.shape)}"
+    text = repr(x)
+    return f"{type(x).__name__} {text if len(text) <= 40 else text[:37] + '...'}"
+
+
+def _article(kind: type) -> str:
+    return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"

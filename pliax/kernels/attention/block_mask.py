@@ -5,7 +5,6 @@ S keys costs T S evaluations and never T S memory. It runs under `jit` without t
 a train step builds the mask from the document ids it is given.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from jaxtyping import Array, Bool, Int
 from pliax.core.jaxprs import ClosedFunction
 from pliax.core.typing import Leaf
 
-from .arguments import close_mask_mod
+from .arguments import close_mask_mod, integer
 from .tiles import block_positions, mask_tile
 
 
@@ -91,13 +90,13 @@ class BlockMask:
 
 
 def create_block_mask(
-    mask_mod: Callable[..., Any],
-    B: int | None,
-    H: int | None,
-    q_len: int,
-    kv_len: int,
+    mask_mod: Any,
+    B: Any,
+    H: Any,
+    q_len: Any,
+    kv_len: Any,
     *,
-    block_size: int | tuple[int, int] = 128,
+    block_size: Any = 128,
     separate_full_blocks: bool = True,
 ) -> BlockMask:
     """Classify the blocks of a mask as empty, partial or full.
@@ -121,8 +120,8 @@ def create_block_mask(
 
     Raises:
         ValueError: If a length or block size is not positive.
-        TypeError: If `mask_mod` has the wrong number of arguments or does not
-            return one bool.
+        TypeError: If a size is no integer, or if `mask_mod` has the wrong number of
+            arguments or does not return one bool.
 
     Example:
         >>> import pliax as px
@@ -130,12 +129,12 @@ def create_block_mask(
         >>> mask.kv_num_blocks.tolist(), mask.full_kv_num_blocks.tolist()
         ([[[1, 1]]], [[[0, 1]]])
     """
-    sizes = (block_size, block_size) if isinstance(block_size, int) else block_size
-    _check_sizes(
-        B=B, H=H, q_len=q_len, kv_len=kv_len, block_q=sizes[0], block_kv=sizes[1]
+    sizes = _block_sizes(block_size)
+    batch, heads, queries, keys = _check_sizes(
+        B=1 if B is None else B, H=1 if H is None else H, q_len=q_len, kv_len=kv_len
     )
     closed = close_mask_mod(mask_mod)
-    some, every = _classify(closed, B or 1, H or 1, (q_len, kv_len), sizes)
+    some, every = _classify(closed, batch, heads, (queries, keys), sizes)
     full = every if separate_full_blocks else jnp.zeros_like(every)
     partial = some & ~full
     return BlockMask(
@@ -144,7 +143,7 @@ def create_block_mask(
         *_list_blocks(jnp.swapaxes(partial, 2, 3)),
         *_list_blocks(jnp.swapaxes(full, 2, 3)),
         mask_mod=closed,
-        seq_lengths=(q_len, kv_len),
+        seq_lengths=(queries, keys),
         block_size=sizes,
     )
 
@@ -162,13 +161,34 @@ def dense_lists(
     return BlockLists(*_list_blocks(~full), *_list_blocks(full))
 
 
-def _check_sizes(**sizes: int | None) -> None:
-    wrong = {name: n for name, n in sizes.items() if n is not None and n < 1}
+def _block_sizes(block_size: Any) -> tuple[int, int]:
+    remedy = "Pass one block_size such as 128, or a pair (of queries, of keys)."
+    pair = block_size if isinstance(block_size, tuple | list) else (block_size,) * 2
+    if len(pair) != 2:
+        raise ValueError(
+            "create_block_mask: block_size must be an integer or a pair of them, found "
+            f"{block_size!r}.\n{remedy}"
+        )
+    sizes = tuple(integer("create_block_mask", "block_size", n, remedy) for n in pair)
+    if min(sizes) < 1:
+        raise ValueError(
+            "create_block_mask: block_size must be at least 1, found "
+            f"{block_size!r}.\n{remedy}"
+        )
+    return sizes[0], sizes[1]
+
+
+def _check_sizes(**sizes: Any) -> tuple[int, ...]:
+    remedy = "Pass B=None or H=None for a mask shared by all sequences or heads."
+    found = {
+        name: integer("create_block_mask", name, n, remedy) for name, n in sizes.items()
+    }
+    wrong = {name: n for name, n in found.items() if n < 1}
     if wrong:
         raise ValueError(
-            f"create_block_mask: sizes must be at least 1, found {wrong}.\n"
-            "Pass B=None or H=None for a mask shared by all sequences or heads."
+            f"create_block_mask: sizes must be at least 1, found {wrong}.\n{remedy}"
         )
+    return tuple(found.values())
 
 
 @jax.jit(static_argnums=(1, 2, 3, 4))

@@ -395,7 +395,7 @@ def _tile_gradients(
     place = _place(config, head, r, c)
 
     floating = _floating(score_mod)
-    seen = _visible(config, mask_mod, head, r, c) if partly else True
+    seen = _visible(config, mask_mod if partly else None, head, r, c)
 
     def modified(products: Array, floating: Any) -> Array:
         mod = _with_floating(score_mod, floating)
@@ -405,7 +405,8 @@ def _tile_gradients(
 
     products = _products(config, head, r, c)
     scores, vjp = jax.vjp(modified, products, floating)
-    visible = seen & (scores != -jnp.inf) & (lse != -jnp.inf)[..., None]
+    visible = (scores != -jnp.inf) & (lse != -jnp.inf)[..., None]
+    visible = visible & seen if partly else visible
     shift = jnp.where(lse == -jnp.inf, jnp.zeros_like(lse), lse)
     weights = jnp.where(visible, jnp.exp(scores - shift[..., None]), 0.0)
     d_weights = _dot("gmv,nv->gmn", d_out, head.v[c].astype(d_out.dtype))

@@ -102,6 +102,7 @@ def test_half_precision_is_as_exact_as_the_plain_formula(implementation, dtype):
     )
 
 
+@pytest.mark.slow
 @given(
     lengths=st.sampled_from([(1, 5), (5, 1), (33, 70), (70, 33)]),
     blocks=st.sampled_from([(16, 16), (16, 64), (128, 32)]),
