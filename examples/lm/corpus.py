@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import os
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,9 +138,9 @@ def _cut(file: str, data: bytes, size: int) -> Iterator[Document]:
 
 def _split(documents: list[Document]) -> Sides:
     """By the hash of the file name; a handful of files by the hash of their pieces."""
-    held_out = {_hash(d.file) % _HELD_OUT_SHARE == 0 for d in documents}
-    if len(held_out) == 2:
-        return _separate(documents, lambda d: _hash(d.file))
+    held_out = [_hash(d.file) % _HELD_OUT_SHARE == 0 for d in documents]
+    if len(set(held_out)) == 2:
+        return _separate(documents, held_out)
     pieces = [
         Document(piece.file, number, piece.data)
         for d in documents
@@ -151,19 +151,17 @@ def _split(documents: list[Document]) -> Sides:
             f"{sum(len(d.data) for d in documents)} bytes of text are too few to hold"
             f" some out; give --data more than {_PIECE}"
         )
-    lowest = min(map(_hash_of_part, pieces))
-    return _separate(
-        pieces, lambda d: 0 if _hash_of_part(d) == lowest else _hash_of_part(d)
-    )
+    hashes = [_hash_of_part(d) for d in pieces]
+    held_out = [number % _HELD_OUT_SHARE == 0 for number in hashes]
+    if len(set(held_out)) < 2:  # too few to leave it to chance
+        held_out = [index == hashes.index(min(hashes)) for index in range(len(pieces))]
+    return _separate(pieces, held_out)
 
 
-def _separate(documents: list[Document], hashed: Callable[[Document], int]) -> Sides:
-    """Training documents, and the one in `_HELD_OUT_SHARE` that is held out."""
-    out = [hashed(d) % _HELD_OUT_SHARE == 0 for d in documents]
-    return (
-        tuple(itertools.compress(documents, (not held for held in out))),
-        tuple(itertools.compress(documents, out)),
-    )
+def _separate(documents: list[Document], held_out: list[bool]) -> Sides:
+    """Training documents, and those that are held out."""
+    train = itertools.compress(documents, (not held for held in held_out))
+    return tuple(train), tuple(itertools.compress(documents, held_out))
 
 
 def _hash_of_part(document: Document) -> int:
