@@ -142,9 +142,9 @@ def _split(documents: list[Document]) -> Sides:
     if len(set(held_out)) == 2:
         return _separate(documents, held_out)
     pieces = [
-        Document(piece.file, number, piece.data)
+        Document(d.file, d.part * (LONGEST_DOCUMENT // _PIECE) + piece.part, piece.data)
         for d in documents
-        for number, piece in enumerate(_cut(d.file, d.data.tobytes(), _PIECE), d.part)
+        for piece in _cut(d.file, d.data.tobytes(), _PIECE)
     ]
     if len(pieces) < 2:
         raise UserError(
