@@ -1,5 +1,6 @@
 """The names users write are frozen: adding or removing one is a decision."""
 
+import inspect
 import subprocess
 import sys
 import types
@@ -55,6 +56,12 @@ def test_every_public_callable_is_documented():
     for module, names in NAMES.items():
         for name in names:
             assert getattr(module, name).__doc__, (module.__name__, name)
+
+
+def test_compile_takes_nothing_as_static_and_donates_nothing_by_default():
+    parameters = inspect.signature(px.compile).parameters
+    names = ("dims", "dynamic", "donate_argnums", "static_argnames")
+    assert [parameters[name].default for name in names] == [None, None, (), ()]
 
 
 def python(code):

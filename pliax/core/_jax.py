@@ -17,13 +17,11 @@ from jax._src.random.prng import iota_2x32_shape as iota_2x32_shape
 from jax._src.random.threefry2x32 import threefry2x32_p as threefry2x32_p
 
 
-def trace_context() -> Hashable:
-    """Everything ambient that a trace depends on: x64, promotion, mesh, precision."""
-    return _config.trace_context()
-
-
 def call_context() -> Hashable:
-    """Everything ambient that an executable depends on: the above and the devices."""
+    """Everything ambient that an executable depends on.
+
+    What a trace depends on (x64, promotion, precision, abstract mesh), and the devices.
+    """
     devices = _config.default_device.value, _mesh.get_concrete_mesh()
     return _config.trace_context(), devices
 

@@ -186,8 +186,8 @@ def compile(
     *,
     dims: Mapping[str, Any] | None = None,
     dynamic: bool | None = None,
-    donate_argnums: int | Sequence[int] | None = None,
-    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = (),
+    static_argnames: str | Iterable[str] | None = (),
 ) -> Any:
     """Compiles a function of pytrees once for each kind of arguments.
 
