@@ -5,7 +5,7 @@ here works on jax 0.11.2 and the newest release; when a release moves an interna
 this file is the one that changes.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from jax._src import config as _config, mesh as _mesh
@@ -36,3 +36,16 @@ def equation_context(eqn: Any) -> Hashable:
         tuple(sorted(metadata.items())) if metadata else None,
         context.cur_abstract_mesh,
     )
+
+
+def bind_equation(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
+    """Evaluate one equation, under the settings it was traced with."""
+    with eqn.ctx.manager:
+        params = eqn.primitive.get_bind_params(eqn.params)
+        result = eqn.primitive.bind(*values, **params)
+    return result if eqn.primitive.multiple_results else [result]
+
+
+def is_pvary(eqn: Any) -> bool:
+    """Whether an equation only types its operands as varying over mesh axes."""
+    return eqn.primitive.name == "pvary"

@@ -8,21 +8,28 @@ once and separates what is static, the program, from what is data, the captured
 arrays. A `ClosedFunction` is therefore a pytree which `jax.jit` takes as an argument
 without tracing again when only the captured contents differ.
 
-Sharp edge: rules attached to a function, such as those of `jax.custom_jvp`, and arrays
-that an inner `jit` captured have no structure to compare. They are compared by
-identity, which never confuses two programs, but compiles again for each fresh trace.
+Inner `jit`s are inlined, so that what they captured is data too. A `jax.custom_jvp` or
+`custom_vjp` function is compared by what it computes and by the jaxpr of its rule.
+
+Sharp edge: arrays which such a rule captured, or a `jit` inside a loop, are compared by
+identity. That never confuses two programs, but compiles again for each fresh trace.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.core import eval_jaxpr
 
-from ._jax import equation_context
+from ._jax import bind_equation, equation_context, is_pvary
+from .manual_axes import vary, varying_axes
+
+
+_RULES = ("custom_jvp_call", "custom_vjp_call")
+_ORDERS = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +80,7 @@ class ClosedFunction:
 
     def __call__(self, *args: Any) -> Any:
         """Evaluate with arrays of the shapes and dtypes it was traced for."""
-        (result,) = eval_jaxpr(self.program.jaxpr, self.captured, *args)
+        (result,) = evaluate(self.program.jaxpr, self.captured, args)
         return result
 
     def reads(self, position: int) -> bool:
@@ -121,11 +128,50 @@ def close(function: Callable[..., Any], *args: jax.ShapeDtypeStruct) -> ClosedFu
     if not hasattr(out_shape, "shape"):
         name = getattr(function, "__name__", type(function).__name__)
         raise TypeError(f"{name} must return one array; it returned {out_shape}.")
+    if any(_is_jit(eqn) for eqn in closed.jaxpr.eqns):
+        inline = jax.make_jaxpr(lambda *a: evaluate(closed.jaxpr, closed.consts, a))
+        closed = inline(*args)
     return ClosedFunction(Program(closed.jaxpr), tuple(closed.consts))
 
 
-def structure(jaxpr: Any) -> Hashable:
-    """Nested tuples equal for two jaxprs exactly when they are the same program."""
+def evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    """The results of a jaxpr; inner `jit`s are inlined.
+
+    Inside `jax.shard_map` the operands of an equation are made to vary alike, so that a
+    jaxpr traced outside takes arrays which vary over the mesh.
+    """
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+
+    def read(x: Any) -> Any:
+        return x.val if hasattr(x, "val") else env[x]
+
+    for eqn in jaxpr.eqns:
+        values = [read(x) for x in eqn.invars]
+        env.update(zip(eqn.outvars, _results(eqn, values), strict=True))
+    return [read(x) for x in jaxpr.outvars]
+
+
+def _results(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
+    if _is_jit(eqn):
+        inner = eqn.params["jaxpr"]
+        return evaluate(getattr(inner, "jaxpr", inner), inner.consts, values)
+    axes = varying_axes(values)
+    if is_pvary(eqn):
+        return vary(values, axes | set(eqn.params["axes"]))
+    return bind_equation(eqn, vary(values, axes))
+
+
+def _is_jit(eqn: Any) -> bool:
+    return eqn.primitive.name == "jit"
+
+
+def structure(jaxpr: Any, within: tuple[Hashable, ...] = ()) -> Hashable:
+    """Nested tuples equal for two jaxprs exactly when they are the same program.
+
+    Args:
+        jaxpr: What to describe.
+        within: The custom-rule functions whose rules are being described.
+    """
     number: dict[Any, int] = {}
 
     def atom(x: Any) -> Hashable:
@@ -141,7 +187,7 @@ def structure(jaxpr: Any) -> Hashable:
             eqn.primitive,
             equation_context(eqn),
             tuple(atom(x) for x in eqn.invars),
-            _parameter(eqn.params),
+            _parameters(eqn, within),
             binders(eqn.outvars),
         )
 
@@ -153,15 +199,55 @@ def structure(jaxpr: Any) -> Hashable:
     )
 
 
-def _parameter(value: Any) -> Hashable:
+def _parameters(eqn: Any, within: tuple[Hashable, ...]) -> Hashable:
+    if eqn.primitive.name not in _RULES:
+        return _parameter(eqn.params, within)
+    function = _parameter(eqn.params["call_jaxpr"], within)
+    # A rule may use its own function, as that of logaddexp does. Its structure repeats
+    # from there on: derivatives above the second are not looked at.
+    if within.count(function) == _ORDERS:
+        return ("itself", function)
+    return (function, _parameter(_rule(eqn), (*within, function)))
+
+
+def _rule(eqn: Any) -> Any:
+    """The derivative of a function with a rule of its own, as a jaxpr."""
+    avals = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in eqn.invars]
+    floating = [jnp.issubdtype(a.dtype, jnp.inexact) for a in avals]
+
+    def split(values: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """The equation as a function of its floating operands, and these."""
+
+        def function(*some: Any) -> Any:
+            given = iter(some)
+            pairs = zip(floating, values, strict=True)
+            return bind_equation(eqn, [next(given) if f else x for f, x in pairs])
+
+        return function, tuple(x for f, x in zip(floating, values, strict=True) if f)
+
+    def forward(values: Any, tangents: Any) -> Any:
+        function, primals = split(values)
+        return jax.jvp(function, primals, tangents)
+
+    def backward(values: Any, cotangents: Any) -> Any:
+        function, primals = split(values)
+        return jax.vjp(function, *primals)[1](cotangents)
+
+    if eqn.primitive.name == "custom_jvp_call":
+        return jax.make_jaxpr(forward)(avals, split(avals)[1])
+    results = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in eqn.outvars]
+    return jax.make_jaxpr(backward)(avals, results)
+
+
+def _parameter(value: Any, within: tuple[Hashable, ...]) -> Hashable:
     """An equation's parameter as something hashable that keeps its meaning."""
     if hasattr(value, "eqns"):
         consts = tuple(_ById(c) for c in getattr(value, "consts", ()))
-        return (structure(getattr(value, "jaxpr", value)), consts)
+        return (structure(getattr(value, "jaxpr", value), within), consts)
     if isinstance(value, dict):
-        return tuple((k, _parameter(v)) for k, v in sorted(value.items()))
+        return tuple((k, _parameter(v, within)) for k, v in sorted(value.items()))
     if isinstance(value, list | tuple):
-        return (type(value), tuple(_parameter(v) for v in value))
+        return (type(value), tuple(_parameter(v, within) for v in value))
     if isinstance(value, np.ndarray):
         return (value.shape, value.dtype, value.tobytes())
     if isinstance(value, float):  # 0.0 == -0.0, and NaN is not NaN
