@@ -1,8 +1,9 @@
-"""Draw docs/assets/bench_muon.png from the committed benchmarks/results/muon_cpu.json.
+"""Draw docs/assets/bench_*.png from the committed benchmarks/results/*.json.
 
-uv run --group bench benchmarks/plot.py
+uv run --group bench benchmarks/plot.py [muon] [attention]
 """
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,31 @@ import numpy as np
 
 
 ROOT = Path(__file__).parent.parent
-RESULT = ROOT / "benchmarks" / "results" / "muon_cpu.json"
-PICTURE = ROOT / "docs" / "assets" / "bench_muon.png"
+RESULTS = ROOT / "benchmarks" / "results"
+PICTURES = ROOT / "docs" / "assets"
 COLOURS = ("#2f6f9f", "#d98032", "#9a9a9a")  # ours first
 
 
-def main(result: Path = RESULT, picture: Path = PICTURE) -> None:
-    record = json.loads(result.read_text())
+def main(results: Path = RESULTS, pictures: Path = PICTURES) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help="all if left out")
+    pictures.mkdir(parents=True, exist_ok=True)
+    for name in parser.parse_args().names or FIGURES:
+        draw(name, results / f"{name}_cpu.json", pictures / f"bench_{name}.png")
+
+
+def draw(name: str, result: Path, picture: Path) -> None:
+    """Save the figure of one benchmark; its ground is white on any page."""
+    figure = FIGURES[name](json.loads(result.read_text()))
+    figure.savefig(picture, dpi=150, facecolor="white", metadata={"Software": ""})
+    plt.close(figure)
+    print(f"wrote {picture}")
+
+
+# --- Muon -----------------------------------------------------------------------------
+
+
+def muon(record: dict[str, Any]) -> Any:
     cases = list(dict.fromkeys(row["case"] for row in record["rows"]))
     figure, axes = plt.subplots(
         1, len(cases), figsize=(4.2 * len(cases), 2.8), squeeze=False
@@ -32,9 +51,7 @@ def main(result: Path = RESULT, picture: Path = PICTURE) -> None:
         _bars(axis, case, [row for row in record["rows"] if row["case"] == case])
     figure.suptitle("One Muon update, 12 layers, CPU: median and samples", fontsize=10)
     figure.tight_layout()
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=150, metadata={"Software": ""})
-    print(f"wrote {picture}")
+    return figure
 
 
 def _bars(axis: Any, case: str, rows: list[dict[str, Any]]) -> None:
@@ -54,6 +71,90 @@ def _bars(axis: Any, case: str, rows: list[dict[str, Any]]) -> None:
     axis.locator_params(axis="x", nbins=5)
     axis.tick_params(labelsize=8)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+# --- attention ------------------------------------------------------------------------
+
+
+_TITLES = {
+    "jax.nn": "jax.nn.dot_product_attention",
+    "dense": "pliax without a mask",
+    "torch": "torch.compile(flex_attention)",
+}
+
+
+def attention(record: dict[str, Any]) -> Any:
+    """How many times faster, by rival, and the memory of the dense case."""
+    pairs = zip(record["rows"][::2], record["rows"][1::2], strict=True)
+    duels = list(zip(record["duels"], pairs, strict=True))
+    figure = plt.figure(figsize=(11, 7), layout="constrained")
+    grid = figure.add_gridspec(3, 2, height_ratios=(6, 5, 4))
+    panels = {"jax.nn": grid[0, 0], "dense": grid[1, 0], "torch": grid[:, 1]}
+    for against, place in panels.items():
+        found = [duel for duel in duels if duel[0]["against"] == against]
+        if found:
+            _ratios(figure.add_subplot(place), _TITLES[against], found)
+    _memory(figure.add_subplot(grid[2, 0]), record["rows"])
+    figure.suptitle(
+        "flex_attention on a CPU, float32, D = 64: how many times faster\n"
+        "bars: ratio of medians; dots: each turn; orange: the least that passes; "
+        "above: time of pliax, of its rival (largest error)",
+        fontsize=9,
+    )
+    return figure
+
+
+def _ratios(axis: Any, title: str, duels: list[Any]) -> None:
+    """One bar a duel, both times and errors written in it."""
+    for height, (duel, (ours, theirs)) in enumerate(reversed(duels)):
+        colour = COLOURS[2 if duel["passed"] is None else 0]
+        axis.barh(height, duel["ratio"], color=colour, height=0.45, alpha=0.55)
+        turns = np.divide(theirs["samples_ms"], ours["samples_ms"])
+        axis.plot(turns, [height] * len(turns), "k.", markersize=2, alpha=0.6)
+        if duel["bar"] is not None:
+            ends = (height - 0.3, height + 0.23)
+            axis.vlines(duel["bar"], *ends, color=COLOURS[1], linewidth=2)
+        times = ", ".join(
+            f"{_milliseconds(row['median_ms'])} ({row['max_error']:.0e})"
+            for row in (ours, theirs)
+        )
+        axis.text(0, height + 0.25, f" {times}", fontsize=6, va="bottom")
+    axis.set_yticks(range(len(duels)), [duel["case"] for duel, _ in reversed(duels)])
+    axis.set_ylim(-0.5, len(duels) - 0.3)
+    axis.set_xlim(left=0)
+    axis.set_title(f"against {title}", fontsize=9)
+    axis.tick_params(labelsize=7)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _milliseconds(time: float) -> str:
+    """Three digits, or all of them before the point."""
+    return f"{time:.0f} ms" if time >= 100 else f"{time:.3g} ms"
+
+
+def _memory(axis: Any, rows: list[dict[str, Any]]) -> None:
+    """Temporary memory of the dense case over the length."""
+    rows = [row for row in rows if row["against"] == "jax.nn"]
+    for colour, rival in zip(COLOURS, ("pliax", "jax.nn"), strict=False):
+        for passes, line in (("dense", "o-"), ("dense with backward", "s--")):
+            found = [
+                (row["S"], row["temporary_memory_mib"])
+                for row in rows
+                if row["rival"] == rival and row["case"].startswith(f"{passes},")
+            ]
+            label = f"{rival}, {passes}"
+            axis.loglog(*zip(*found, strict=True), line, color=colour, label=label)
+    lengths = sorted({row["S"] for row in rows})
+    axis.set_xticks(lengths, [str(S) for S in lengths])
+    axis.minorticks_off()
+    axis.set_xlabel("S", fontsize=8)
+    axis.set_title("Temporary memory, MiB", fontsize=9)
+    axis.legend(fontsize=6, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    axis.tick_params(labelsize=7)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+FIGURES = {"muon": muon, "attention": attention}
 
 
 if __name__ == "__main__":

@@ -12,8 +12,13 @@ from .kernels import (
     AuxOutput as AuxOutput,
     AuxRequest as AuxRequest,
     BlockMask as BlockMask,
+    and_masks as and_masks,
     create_block_mask as create_block_mask,
+    create_mask as create_mask,
     flex_attention as flex_attention,
+    noop_mask as noop_mask,
+    not_mask as not_mask,
+    or_masks as or_masks,
 )
 from .transforms.compilation import compile as compile
 

@@ -12,11 +12,14 @@ import pliax as px
 
 NAMES = {
     px: {
-        "AuxOutput", "AuxRequest", "BlockMask", "Generator", "compile",
-        "create_block_mask", "flex_attention",
+        "AuxOutput", "AuxRequest", "BlockMask", "Generator", "and_masks", "compile",
+        "create_block_mask", "create_mask", "flex_attention", "noop_mask", "not_mask",
+        "or_masks",
     },
     px.kernels: {
-        "AuxOutput", "AuxRequest", "BlockMask", "create_block_mask", "flex_attention",
+        "AuxOutput", "AuxRequest", "BlockMask", "PagedCache", "and_masks",
+        "create_block_mask", "create_mask", "flex_attention", "noop_mask", "not_mask",
+        "or_masks",
     },
     px.transforms: {"CompiledFunction", "Stats", "compile"},
     px.distributed: {"data_parallel_mesh", "distribute"},

@@ -9,12 +9,17 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from jax._src import config as _config, mesh as _mesh
-from jax._src.core import trace_state_clean as trace_state_clean
+from jax._src.core import (
+    Primitive as Primitive,
+    is_symbolic_dim as is_symbolic_dim,
+    trace_state_clean as trace_state_clean,
+)
 
 # jax.extend.random by its parts: `import jax.extend` loads Pallas's Mosaic GPU.
 from jax._src.extend.random import define_prng_impl as define_prng_impl
 from jax._src.random.prng import iota_2x32_shape as iota_2x32_shape
 from jax._src.random.threefry2x32 import threefry2x32_p as threefry2x32_p
+from jax.interpreters import ad as ad, batching as batching, mlir as mlir
 
 
 def call_context() -> Hashable:

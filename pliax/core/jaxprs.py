@@ -96,13 +96,19 @@ class ClosedFunction:
         return self.program.jaxpr.outvars[0].aval
 
 
-def close(function: Callable[..., Any], *args: jax.ShapeDtypeStruct) -> ClosedFunction:
+def close(
+    function: Callable[..., Any],
+    *args: jax.ShapeDtypeStruct,
+    axes: frozenset[str] = frozenset(),
+) -> ClosedFunction:
     """Trace a function of arrays to one array into data.
 
     Args:
         function: Any traceable function. What it captures may be concrete, or
             tracers of an enclosing `jit`, `grad` or `vmap`.
         *args: Shape and dtype of each argument.
+        axes: Manual mesh axes the arguments vary over, inside `jax.shard_map`: rules
+            of custom derivatives keep the types they are traced with.
 
     Returns:
         The same function as a pytree.
@@ -123,7 +129,7 @@ def close(function: Callable[..., Any], *args: jax.ShapeDtypeStruct) -> ClosedFu
     """
     # A fresh lambda: make_jaxpr remembers functions by identity, and what this one
     # captured may have been replaced since.
-    trace = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)
+    trace = jax.make_jaxpr(lambda *a: function(*vary(a, axes)), return_shape=True)
     closed, out_shape = trace(*args)
     if not hasattr(out_shape, "shape"):
         name = getattr(function, "__name__", type(function).__name__)
@@ -213,6 +219,7 @@ def _parameters(eqn: Any, within: tuple[Hashable, ...]) -> Hashable:
 def _rule(eqn: Any) -> Any:
     """The derivative of a function with a rule of its own, as a jaxpr."""
     avals = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in eqn.invars]
+    axes = frozenset().union(*(x.aval.mat.varying for x in eqn.invars))
     floating = [jnp.issubdtype(a.dtype, jnp.inexact) for a in avals]
 
     def split(values: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -221,7 +228,8 @@ def _rule(eqn: Any) -> Any:
         def function(*some: Any) -> Any:
             given = iter(some)
             pairs = zip(floating, values, strict=True)
-            return bind_equation(eqn, [next(given) if f else x for f, x in pairs])
+            operands = [next(given) if f else x for f, x in pairs]
+            return bind_equation(eqn, vary(operands, axes))
 
         return function, tuple(x for f, x in zip(floating, values, strict=True) if f)
 

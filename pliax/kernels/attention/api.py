@@ -5,14 +5,14 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from pliax.core.manual_axes import varying_axes
 from pliax.core.typing import Leaf
 from pliax.kernels._backends import Backend, check_options, choose
 
-from . import reference, xla
+from . import derivatives, reference, xla
 from .arguments import (
     as_arrays,
     check_arrays,
@@ -59,9 +59,26 @@ def _anything(arguments: Any) -> None:
     return
 
 
+def _attend_xla(query: Array, key: Array, value: Array, **rest: Any) -> Any:
+    """`xla` with the derivatives of a kernel; `rest` as for `reference.attend`."""
+    score_mod, block_mask, scale = (
+        rest.pop(name) for name in ("score_mod", "block_mask", "scale")
+    )
+    layout = xla.layout(query, key, block_mask, scale=scale, **rest)
+
+    def definition(arrays: Any, score_mod: Any, block_mask: Any) -> Any:
+        return reference.attend(
+            *arrays, score_mod=score_mod, block_mask=block_mask, scale=scale
+        )
+
+    forward, backward = partial(xla.forward, layout), partial(xla.backward, layout)
+    kernel = derivatives.Kernel(forward, backward, definition)
+    return derivatives.attend(kernel, (query, key, value), score_mod, block_mask)
+
+
 BACKENDS = (
     Backend("reference", reference.attend, _anything, priority=0),
-    Backend("xla", xla.attend, _anything, priority=1, options=("block_q", "block_kv")),
+    Backend("xla", _attend_xla, _anything, priority=1, options=("block_q", "block_kv")),
 )
 _MAKE_MASK = "Make one with px.create_block_mask(mask_mod, B, H, q_len, kv_len)."
 _MAKE_REQUEST = "Make one with px.AuxRequest(lse=True), or max_scores=True."
@@ -140,7 +157,7 @@ def flex_attention(
     check_options("flex_attention", backend, options)
     out, lse, maximum = _run_on_auto_axes(
         (query, key, value),
-        close_score_mod(score_mod, dtype),
+        close_score_mod(score_mod, dtype, varying_axes(query, key, value)),
         block_mask,
         name=backend.name,
         scale=scale,
@@ -177,9 +194,6 @@ def _run(
 ) -> tuple[Array, Array, Array]:
     """One trace for all mods of one structure: they are arguments, not closures."""
     query, key, value = arrays
-    key, value = (
-        jnp.broadcast_to(x, (query.shape[0], *x.shape[1:])) for x in (key, value)
-    )
     (backend,) = (b for b in BACKENDS if b.name == name)
     return backend.run(
         query,

@@ -16,6 +16,7 @@ from jax.dtypes import TypePromotionError
 from jax.errors import TracerBoolConversionError
 from jaxtyping import Array
 
+from pliax.core._jax import is_symbolic_dim
 from pliax.core.jaxprs import ClosedFunction, close
 
 
@@ -43,19 +44,27 @@ def close_mask_mod(mask_mod: Any) -> ClosedFunction:
     return jax.tree.map(jax.lax.stop_gradient, closed)
 
 
-def close_score_mod(score_mod: Any, dtype: Any) -> ClosedFunction | None:
-    """Trace a score_mod for scores of `dtype`; its result must be one float."""
+def close_score_mod(
+    score_mod: Any, dtype: Any, axes: frozenset[str]
+) -> ClosedFunction | None:
+    """Trace a score_mod for scores of `dtype`, which vary over mesh `axes`.
+
+    Its result must be one float.
+    """
     if score_mod is None:
         return None
     score = jax.ShapeDtypeStruct((), dtype)
-    closed = _close(score_mod, "score_mod", (score, *(_INDEX,) * 4))
+    closed = _close(score_mod, "score_mod", (score, *(_INDEX,) * 4), axes)
     floating = jnp.issubdtype(closed.out_aval.dtype, jnp.floating)
     _check_result(closed, "score_mod", floating, f"{jnp.dtype(dtype).name}[]")
     return closed
 
 
 def _close(
-    mod: Any, role: str, arguments: tuple[jax.ShapeDtypeStruct, ...]
+    mod: Any,
+    role: str,
+    arguments: tuple[jax.ShapeDtypeStruct, ...],
+    axes: frozenset[str] = frozenset(),
 ) -> ClosedFunction:
     """Trace a mod, or take one that was traced for the same arguments."""
     if isinstance(mod, ClosedFunction):
@@ -63,7 +72,7 @@ def _close(
         return mod
     _check_positional(mod, role, len(arguments))
     try:
-        return close(mod, *arguments)
+        return close(mod, *arguments, axes=axes)
     except tuple(_NOTES) as error:
         note = next(text for kind, text in _NOTES.items() if isinstance(error, kind))
         error.add_note(note.format(role=role))
@@ -133,7 +142,7 @@ def _check_result(
 
 
 def integer(function: str, name: str, x: Any, remedy: str) -> int:
-    """An integer from anything that has an index, but no bool.
+    """An integer from anything that has an index, but no bool; or a symbolic size.
 
     Raises:
         TypeError: Saying what was found, a traced value apart.
@@ -144,6 +153,8 @@ def integer(function: str, name: str, x: Any, remedy: str) -> int:
             f"{_brief(x)}.\nSizes are static: take them from an array's shape, or mark "
             "the argument of jax.jit with static_argnames."
         )
+    if is_symbolic_dim(x):
+        return x
     try:
         if isinstance(x, bool | np.bool_):
             raise TypeError
@@ -288,11 +299,26 @@ def check_arrays(query: Array, key: Array, value: Array, *, enable_gqa: bool) ->
     _check_heads(query, key, found, enable_gqa=enable_gqa)
 
 
+def check_has_mask_mod(function: str, block_mask: Any) -> None:
+    """Refuse a mask that was indexed and not given a new mask_mod.
+
+    Raises:
+        ValueError: Naming `with_mask_mod`.
+    """
+    if block_mask.mask_mod is None:
+        raise ValueError(
+            f"{function}: {block_mask!r} has no mask_mod: it was indexed, which "
+            "renumbers b, h and q_idx.\nGive it one for the new numbers with "
+            "block_mask.with_mask_mod(mask_mod)."
+        )
+
+
 def check_block_mask(query: Array, key: Array, block_mask: Any) -> None:
     """Refuse a mask made for another batch, other heads or other lengths.
 
     Raises:
-        ValueError: Saying which shape the mask was made for and which was found.
+        ValueError: Saying which shape the mask was made for and which was found, or
+            that it has no mask_mod.
     """
     if block_mask.kv_num_blocks.ndim != 3:
         raise ValueError(
@@ -307,17 +333,28 @@ def check_block_mask(query: Array, key: Array, block_mask: Any) -> None:
         raise ValueError(
             f"flex_attention: block_mask was made for (B, H, q_len, kv_len) = "
             f"{block_mask.shape}, the arrays have {wanted}.\n"
-            "Make the mask with create_block_mask for these sizes; B and H may be None."
+            f"{_other_mask(fits, wanted)}"
         )
+    check_has_mask_mod("flex_attention", block_mask)
+    if block_mask.lists_decide:  # given for all of the batch, whatever mask_mod reads
+        return
     found = (f"a batch of {wanted[0]}", f"{wanted[1]} heads")
     for position, name in enumerate("bh"):
-        shared = block_mask.shape[position] < wanted[position]
+        shared = block_mask.shape[position] == 1 and wanted[position] != 1
         if shared and block_mask.mask_mod.reads(position):
             raise ValueError(
                 f"flex_attention: block_mask's mask_mod reads {name}, but the mask was "
                 f"made with {name.upper()}=None for {found[position]}.\n"
                 f"Pass {name.upper()}={wanted[position]} to create_block_mask."
             )
+
+
+def _other_mask(heads_fit: bool, wanted: tuple[int, ...]) -> str:
+    make = "ake the mask with create_block_mask for these sizes; B and H may be None."
+    if not heads_fit:
+        return f"M{make}"
+    q_len, kv_len = wanted[2:]
+    return f"Pass block_mask.adjust({q_len}, {kv_len}), or m{make}"
 
 
 def _check_dtypes(arrays: dict[str, Array], found: str) -> None:

@@ -1,33 +1,55 @@
 """BlockMask: which blocks of the score matrix a mask leaves, as data.
 
-Classification looks at one row of blocks at a time, so that the mask of T queries and
-S keys costs T S evaluations and never T S memory. It runs under `jit` without the host:
-a train step builds the mask from the document ids it is given.
+Classification decides most blocks from bounds on their indices and looks at the scores
+of the others, never in T S memory. It runs under `jit` without the host: a train step
+builds the mask from the document ids it is given.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+import math
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from einops import reduce
 from jaxtyping import Array, Bool, Int
 
 from pliax.core.jaxprs import ClosedFunction
 from pliax.core.typing import Leaf
 
-from .arguments import close_mask_mod, integer
-from .tiles import block_positions, mask_tile
+from . import drawing
+from .arguments import _kind, check_has_mask_mod, close_mask_mod
+from .block_arguments import (
+    FROM_LISTS,
+    block_sizes,
+    check_contents,
+    check_lengths,
+    check_lists,
+    check_sizes,
+    full_lists,
+    lengths_of_lists,
+    or_one,
+    picks,
+    reaches,
+    taken_length,
+)
+from .block_lists import (
+    BlockLists as BlockLists,
+    all_lists,
+    block_counts,
+    dense_lists as dense_lists,
+    known,
+    listed,
+    spread,
+    with_ragged_partial,
+)
+from .classification import classify
+from .masks import noop_mask
+from .tiles import mask_tile
 
 
-class BlockLists(NamedTuple):
-    """For every row of blocks the columns to visit: partial ones and full ones."""
-
-    num: Int[Array, "Bm Hm R"]
-    indices: Int[Array, "Bm Hm R C"]
-    full_num: Int[Array, "Bm Hm R"]
-    full_indices: Int[Array, "Bm Hm R C"]
+_PICTURES = 4  # of batch and heads, in a drawing
 
 
 @jax.tree_util.register_dataclass
@@ -37,7 +59,7 @@ class BlockMask:
 
     A pytree: `jax.jit` takes it as an argument and does not compile again when only its
     contents change, since the mask is stored as its jaxpr (static) and the arrays it
-    captured (leaves). Built by `create_block_mask`.
+    captured (leaves). Built by `create_block_mask`, or by `from_kv_blocks` from lists.
 
     Attributes:
         kv_num_blocks: Number of partial blocks of each row, int32 (B, H, rows).
@@ -49,9 +71,23 @@ class BlockMask:
         q_indices: Their rows; int32 (B, H, columns, rows).
         full_q_num_blocks: Number of full blocks of each column.
         full_q_indices: Their rows.
-        mask_mod: The mask, `(b, h, q_idx, kv_idx) -> bool`.
+        mask_mod: The mask, `(b, h, q_idx, kv_idx) -> bool`; None after indexing.
         seq_lengths: Query and key length.
         block_size: Queries and keys of a block.
+        lists_decide: False where `mask_mod` alone is the mask, and the lists follow
+            from it (`create_block_mask`). True where the lists are part of it
+            (`from_kv_blocks`, `with_mask_mod`): see `visible`.
+
+    Example:
+        >>> import pliax as px
+        >>> mask = px.create_block_mask(lambda b, h, q, k: q >= k, None, None, 384, 384)
+        >>> print(mask)
+        BlockMask(shape=(1, 1, 384, 384), block_size=(128, 128), sparsity=33.3%)
+        b=0, h=0
+        ░░
+        ██░░
+        ████░░
+        ██ full, ░░ partial, blank empty: each cell a block of 128 x 128
     """
 
     kv_num_blocks: Leaf
@@ -65,12 +101,311 @@ class BlockMask:
     mask_mod: Leaf
     seq_lengths: tuple[int, int] = field(metadata={"static": True})
     block_size: tuple[int, int] = field(metadata={"static": True})
+    lists_decide: bool = field(default=False, metadata={"static": True})
+
+    @classmethod
+    def from_kv_blocks(
+        cls,
+        kv_num_blocks: Any,
+        kv_indices: Any,
+        full_kv_num_blocks: Any = None,
+        full_kv_indices: Any = None,
+        *,
+        block_size: Any = 128,
+        mask_mod: Any = None,
+        seq_lengths: Any = None,
+    ) -> "BlockMask":
+        """A mask from the key blocks each row of query blocks attends to.
+
+        Concrete lists are checked. Traced ones cannot be: what they list twice counts
+        once, what lies outside is left out, what is listed as both is full.
+
+        Args:
+            kv_num_blocks: Number of partial blocks of each row, int32 (B, H, rows).
+            kv_indices: Their columns, in any order, the first `kv_num_blocks` valid;
+                int32 (B, H, rows, columns), or fewer columns beside `seq_lengths`.
+            full_kv_num_blocks: Number of blocks in which `mask_mod` is True everywhere,
+                so that it is skipped. A block that reaches beyond the end is moved to
+                the partial ones.
+            full_kv_indices: Their columns.
+            block_size: Queries and keys of a block, or one number for both.
+            mask_mod: `(b, h, q_idx, kv_idx) -> bool` inside the partial blocks. None
+                hides nothing there.
+            seq_lengths: Query and key length; None for rows and columns of whole
+                blocks.
+
+        Returns:
+            The mask, with its lists ascending and transposed.
+
+        Raises:
+            ValueError: If shapes do not fit each other or the lengths, only one of the
+                full arrays is given, or concrete lists name a block twice or one
+                outside.
+            TypeError: If an array is not int32.
+
+        Example:
+            >>> import jax.numpy as jnp, pliax as px
+            >>> num = jnp.array([[[1, 2]]], jnp.int32)
+            >>> indices = jnp.array([[[[1, 0], [0, 1]]]], jnp.int32)
+            >>> px.BlockMask.from_kv_blocks(num, indices).to_dense().tolist()
+            [[[[0, 1], [1, 1]]]]
+        """
+        sizes = block_sizes(FROM_LISTS, block_size)
+        full = full_lists(kv_num_blocks, full_kv_num_blocks, full_kv_indices)
+        lists = BlockLists(kv_num_blocks, kv_indices, *full)
+        check_lists(lists)
+        lengths, columns = lengths_of_lists(lists, seq_lengths, sizes)
+        check_contents(lists, columns)
+        partial, full = spread(BlockLists(*map(jnp.asarray, lists)), columns)
+        closed = close_mask_mod(noop_mask if mask_mod is None else mask_mod)
+        states = with_ragged_partial(partial & ~full, full, lengths, sizes)
+        return _from_blocks(*states, closed, lengths, sizes, lists_decide=True)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """Batch, heads, query length and key length."""
+        self._check_single("shape")
         batch, heads = self.kv_num_blocks.shape[:2]
         return (batch, heads, *self.seq_lengths)
+
+    def numel(self) -> int:
+        """Number of scores: batch times heads times both lengths."""
+        return math.prod(self.shape)
+
+    def sparsity(self) -> float:
+        """Percentage of the blocks that are not computed.
+
+        Raises:
+            TypeError: If the mask is traced: its contents are not known yet.
+        """
+        self._check_single("sparsity")
+        self._check_known("sparsity", "jnp.mean(mask.to_dense())")
+        computed = np.sum(self.kv_num_blocks) + np.sum(self.full_kv_num_blocks)
+        return float(100 * (1 - computed / math.prod(self.kv_indices.shape)))
+
+    def to_dense(self) -> Int[Array, "B H R C"]:
+        """The blocks as a matrix: 1 where a block is computed, partial or full.
+
+        Its entries are blocks, not scores; those are `create_mask(mask.visible, ...)`.
+
+        Example:
+            >>> import pliax as px
+            >>> mask = px.create_block_mask(
+            ...     lambda b, h, q, k: q >= k, None, None, 256, 256
+            ... )
+            >>> mask.to_dense().tolist()
+            [[[[1, 0], [1, 1]]]]
+        """
+        self._check_single("to_dense")
+        partial, full = self._blocks()
+        return (partial | full).astype(jnp.int32)
+
+    def visible(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Bool[Array, ""]:
+        """The whole mask as a `mask_mod`: whether a query sees a key.
+
+        That is `mask_mod` itself where it decides alone. Where the lists do, a key is
+        seen in a full block, and in a partial one if `mask_mod` says so.
+
+        Args:
+            b: Sequence of the batch; an integer scalar, as all four.
+            h: Query head.
+            q_idx: Position of the query.
+            kv_idx: Position of the key.
+
+        Raises:
+            ValueError: If the mask has no `mask_mod`.
+        """
+        self._check_single("visible")
+        check_has_mask_mod("BlockMask.visible", self)
+        b, h, q_idx, kv_idx = (jnp.asarray(x, jnp.int32) for x in (b, h, q_idx, kv_idx))
+        seen = self.mask_mod(b, h, q_idx, kv_idx)
+        if not self.lists_decide:
+            return seen
+        batch, heads = self.kv_num_blocks.shape[:2]
+        rows, columns = self.block_size
+        place = (
+            b if batch > 1 else 0,
+            h if heads > 1 else 0,
+            q_idx // rows,
+            kv_idx // columns,
+        )
+        partial, full = self._blocks()
+        return full[place] | (partial[place] & seen)
+
+    def with_mask_mod(self, mask_mod: Any) -> "BlockMask":
+        """The same blocks with another `mask_mod` inside the partial ones.
+
+        Indexing leaves a mask without one, because it renumbers batch, heads and
+        queries. For `mask[2]` pass `lambda b, h, q, k: old(b + 2, h, q, k)`.
+
+        Args:
+            mask_mod: `(b, h, q_idx, kv_idx) -> bool`. It is not asked in full blocks,
+                and blocks that are not listed stay hidden, whatever it says.
+
+        Raises:
+            TypeError: If it has the wrong number of arguments, or does not return one
+                bool.
+        """
+        return replace(self, mask_mod=close_mask_mod(mask_mod), lists_decide=True)
+
+    def __getitem__(self, index: Any) -> "BlockMask":
+        """Select sequences, heads and query blocks: `mask[b, h, q_block]`.
+
+        Each index selects in its own dimension and keeps it: an integer leaves size 1.
+        Besides there are slices, and lists or arrays of integers. Traced ones cannot be
+        checked; out of range they take the nearest, as everywhere in JAX.
+
+        Returns:
+            A mask without `mask_mod`, since b, h and q_idx are renumbered: attention
+            refuses it until `with_mask_mod` gives it one.
+
+        Raises:
+            IndexError: If there are more than 3 indices, or one is out of range,
+                selects nothing or is none of these.
+            ValueError: If the last query block, being shorter than the others, would no
+                longer be last.
+        """
+        self._check_single("indexing")
+        taken = picks(index, self.kv_num_blocks.shape)
+        length = taken_length(taken[2], self.seq_lengths[0], self.block_size[0])
+        partial, full = self._blocks()
+        for axis, pick in enumerate(taken):
+            partial = jnp.take(partial, pick, axis=axis, mode="clip")
+            full = jnp.take(full, pick, axis=axis, mode="clip")
+        lengths = (length, self.seq_lengths[1])
+        return _from_blocks(
+            partial, full, None, lengths, self.block_size, lists_decide=True
+        )
+
+    def adjust(self, q_len: Any, kv_len: Any) -> "BlockMask":
+        """The mask for other lengths.
+
+        Shorter lengths cut the lists; a last block that has become ragged is partial.
+        For a longer one the blocks are classified anew from `mask_mod`, with full ones
+        apart, as `create_block_mask` does. What `mask_mod` captured must reach as far.
+
+        Args:
+            q_len: Queries, at least 1.
+            kv_len: Keys, at least 1.
+
+        Raises:
+            ValueError: If a length is not positive, or a mask grows whose lists decide:
+                they say nothing of the blocks to come.
+            TypeError: If a length is no integer.
+
+        Example:
+            >>> import pliax as px
+            >>> mask = px.create_block_mask(
+            ...     lambda b, h, q, k: q >= k, None, None, 256, 256
+            ... )
+            >>> mask.adjust(128, 256).to_dense().tolist()
+            [[[[1, 0]]]]
+        """
+        self._check_single("adjust")
+        queries, keys = check_lengths("BlockMask.adjust", q_len, kv_len)
+        lengths = (queries, keys)
+        if lengths == self.seq_lengths:
+            return self
+        if not reaches(self.seq_lengths, lengths):
+            return self._grown(lengths)
+        rows, columns = block_counts(lengths, self.block_size)
+        partial, full = (x[:, :, :rows, :columns] for x in self._blocks())
+        states = with_ragged_partial(partial, full, lengths, self.block_size)
+        options = {"lists_decide": self.lists_decide}
+        return _from_blocks(*states, self.mask_mod, lengths, self.block_size, **options)
+
+    def _grown(self, lengths: tuple[int, int]) -> "BlockMask":
+        if self.lists_decide:
+            raise ValueError(
+                f"BlockMask.adjust: asked for (q_len, kv_len) = {lengths} of a mask "
+                f"for {self.seq_lengths} whose lists of blocks are given: they say "
+                "nothing of the blocks to come.\nMake the mask for these lengths with "
+                "create_block_mask or BlockMask.from_kv_blocks."
+            )
+        batch, heads = self.kv_num_blocks.shape[:2]
+        return create_block_mask(
+            self.mask_mod, batch, heads, *lengths, block_size=self.block_size
+        )
+
+    def __repr__(self) -> str:
+        shape = getattr(self.kv_num_blocks, "shape", None)
+        if shape is None or len(shape) != 3:
+            lists = f"kv_num_blocks={_kind(self.kv_num_blocks)}"
+            return f"BlockMask({lists}, seq_lengths={self.seq_lengths})"
+        mod = ", mask_mod=None" if self.mask_mod is None else ""
+        return f"BlockMask(shape={self.shape}, block_size={self.block_size}{mod})"
+
+    def __str__(self) -> str:
+        """A drawing of the blocks; of a traced mask or a stack, its shape."""
+        single = getattr(self.kv_num_blocks, "ndim", None) == 3
+        if not single or not known(self.lists(transposed=False)):
+            return repr(self)
+        places = product(*map(range, self.kv_num_blocks.shape[:2]))
+        pictures = [
+            (f"b={b}, h={h}", self._host_states(b, h))
+            for b, h in islice(places, _PICTURES)
+        ]
+        head = f"{repr(self)[:-1]}, sparsity={self.sparsity():.1f}%)"
+        more = math.prod(self.kv_num_blocks.shape[:2]) - len(pictures)
+        foot = f"\nand {more} more: index the mask to see them, mask[b, h]"
+        return f"{head}\n{drawing.draw(pictures, self.block_size)}{foot * (more > 0)}"
+
+    def plot(self, b: Any = 0, h: Any = 0, ax: Any = None) -> Any:
+        """Draw the blocks of one head with matplotlib: empty, partial and full.
+
+        Args:
+            b: Sequence of the batch.
+            h: Query head.
+            ax: The Axes to draw on; None makes a figure.
+
+        Returns:
+            The Axes.
+
+        Raises:
+            ImportError: Without matplotlib, which the extra `plots` installs.
+            IndexError: If b or h is out of range.
+            TypeError: If the mask is traced: its contents are not known yet.
+        """
+        self._check_single("plot")
+        self._check_known("plot", "mask.to_dense()")
+        b, h = (int(pick[0]) for pick in picks((b, h), self.kv_num_blocks.shape)[:2])
+        states = self._host_states(b, h)
+        title = f"sparsity {100 * np.mean(states == drawing.EMPTY):.1f} %"
+        if self.kv_num_blocks.shape[:2] != (1, 1):
+            title = f"b = {b}, h = {h}: {title}"
+        return drawing.plot(states, title=title, block_size=self.block_size, ax=ax)
+
+    def _host_states(self, b: int, h: int) -> Int[np.ndarray, "R C"]:
+        lists = BlockLists(*(np.asarray(x[b, h]) for x in self.lists(transposed=False)))
+        states = np.full(lists.indices.shape, drawing.EMPTY)
+        for state, num, indices in (
+            (drawing.PARTIAL, lists.num, lists.indices),
+            (drawing.FULL, lists.full_num, lists.full_indices),
+        ):
+            row, place = np.nonzero(listed(num, indices))
+            states[row, indices[row, place]] = state
+        return states
+
+    def _blocks(self) -> tuple[Bool[Array, "B H R C"], Bool[Array, "B H R C"]]:
+        """Which blocks are partial, and which are full."""
+        return spread(self.lists(transposed=False), self.kv_indices.shape[3])
+
+    def _check_single(self, asked: str) -> None:
+        if self.kv_num_blocks.ndim != 3:
+            raise ValueError(
+                f"BlockMask.{asked}: kv_num_blocks must have 3 dimensions (B, H, "
+                f"rows), found {_kind(self.kv_num_blocks)}: a stack of masks.\n"
+                "Map over the stack with jax.vmap or jax.lax.scan, or index its leaves."
+            )
+
+    def _check_known(self, asked: str, instead: str) -> None:
+        if not known(self.lists(transposed=False)):
+            raise TypeError(
+                f"BlockMask.{asked}: the mask's contents are not known: it is traced, "
+                "donated or spread over other hosts (kv_num_blocks "
+                f"{_kind(self.kv_num_blocks)}).\n"
+                f"Call it outside jax.jit, or use {instead} there."
+            )
 
     def lists(self, *, transposed: bool) -> BlockLists:
         """The blocks of every row; `transposed`: of every column."""
@@ -129,97 +464,68 @@ def create_block_mask(
         >>> mask.kv_num_blocks.tolist(), mask.full_kv_num_blocks.tolist()
         ([[[1, 1]]], [[[0, 1]]])
     """
-    sizes = _block_sizes(block_size)
-    batch, heads, queries, keys = _check_sizes(
-        B=1 if B is None else B, H=1 if H is None else H, q_len=q_len, kv_len=kv_len
+    sizes = block_sizes("create_block_mask", block_size)
+    batch, heads, queries, keys = check_sizes(
+        "create_block_mask", *or_one(B, H), q_len, kv_len
     )
     closed = close_mask_mod(mask_mod)
-    some, every = _classify(closed, batch, heads, (queries, keys), sizes)
+    some, every = classify(closed, batch, heads, (queries, keys), sizes)
     full = every if separate_full_blocks else jnp.zeros_like(every)
-    partial = some & ~full
+    return _from_blocks(some & ~full, full, closed, (queries, keys), sizes)
+
+
+def create_mask(
+    mask_mod: Any, B: Any, H: Any, q_len: Any, kv_len: Any
+) -> Bool[Array, "B H T S"]:
+    """Every score of a mask as an array: for pictures and tests of short sequences.
+
+    Args:
+        mask_mod: `(b, h, q_idx, kv_idx) -> bool`, written for scalar int32 indices.
+        B: Sequences of the batch; None if the mask is the same for all of them.
+        H: Query heads; None if the mask is the same for all of them.
+        q_len: Queries, at least 1.
+        kv_len: Keys, at least 1.
+
+    Returns:
+        True where the query may see the key; the first two dimensions are 1 where B or
+        H is None.
+
+    Raises:
+        ValueError: If a size is not positive.
+        TypeError: If a size is no integer, or if `mask_mod` has the wrong number of
+            arguments or does not return one bool.
+
+    Example:
+        >>> from pliax.kernels.attention.block_mask import create_mask
+        >>> create_mask(lambda b, h, q, k: q >= k, None, None, 2, 3)[0, 0].tolist()
+        [[True, False, False], [True, True, False]]
+    """
+    sizes = check_sizes("create_mask", *or_one(B, H), q_len, kv_len)
+    return _dense_mask(close_mask_mod(mask_mod), sizes)
+
+
+def _from_blocks(
+    partial: Bool[Array, "B H R C"],
+    full: Bool[Array, "B H R C"],
+    mask_mod: ClosedFunction | None,
+    lengths: tuple[int, int],
+    sizes: tuple[int, int],
+    *,
+    lists_decide: bool = False,
+) -> BlockMask:
+    """The mask of given blocks, with lists by row and by column."""
     return BlockMask(
-        *_list_blocks(partial),
-        *_list_blocks(full),
-        *_list_blocks(jnp.swapaxes(partial, 2, 3)),
-        *_list_blocks(jnp.swapaxes(full, 2, 3)),
-        mask_mod=closed,
-        seq_lengths=(queries, keys),
+        *all_lists(partial, full),
+        mask_mod=mask_mod,
+        seq_lengths=lengths,
         block_size=sizes,
+        lists_decide=lists_decide,
     )
 
 
-def dense_lists(
-    lengths: tuple[int, int], blocks: tuple[int, int], *, transposed: bool
-) -> BlockLists:
-    """Every block: full, but for those which reach beyond the end."""
-    whole = [
-        (np.arange(-(-length // block)) + 1) * block <= length
-        for length, block in zip(lengths, blocks, strict=True)
-    ]
-    full = jnp.asarray(whole[0][:, None] & whole[1][None, :])[None, None]
-    full = jnp.swapaxes(full, 2, 3) if transposed else full
-    return BlockLists(*_list_blocks(~full), *_list_blocks(full))
-
-
-def _block_sizes(block_size: Any) -> tuple[int, int]:
-    remedy = "Pass one block_size such as 128, or a pair (of queries, of keys)."
-    pair = block_size if isinstance(block_size, tuple | list) else (block_size,) * 2
-    if len(pair) != 2:
-        raise ValueError(
-            "create_block_mask: block_size must be an integer or a pair of them, found "
-            f"{block_size!r}.\n{remedy}"
-        )
-    sizes = tuple(integer("create_block_mask", "block_size", n, remedy) for n in pair)
-    if min(sizes) < 1:
-        raise ValueError(
-            "create_block_mask: block_size must be at least 1, found "
-            f"{block_size!r}.\n{remedy}"
-        )
-    return sizes[0], sizes[1]
-
-
-def _check_sizes(**sizes: Any) -> tuple[int, ...]:
-    remedy = "Pass B=None or H=None for a mask shared by all sequences or heads."
-    found = {
-        name: integer("create_block_mask", name, n, remedy) for name, n in sizes.items()
-    }
-    wrong = {name: n for name, n in found.items() if n < 1}
-    if wrong:
-        raise ValueError(
-            f"create_block_mask: sizes must be at least 1, found {wrong}.\n{remedy}"
-        )
-    return tuple(found.values())
-
-
-@jax.jit(static_argnums=(1, 2, 3, 4))
-def _classify(
-    mask_mod: ClosedFunction,
-    B: int,
-    H: int,
-    lengths: tuple[int, int],
-    sizes: tuple[int, int],
-) -> tuple[Bool[Array, "B H R C"], Bool[Array, "B H R C"]]:
-    """Which blocks hold some visible score, and which hold no masked one."""
-    rows, columns = (-(-n // size) for n, size in zip(lengths, sizes, strict=True))
-    b, h = jnp.arange(B, dtype=jnp.int32), jnp.arange(H, dtype=jnp.int32)
-    kv_idx, kv_real = block_positions(0, columns * sizes[1], lengths[1])
+@jax.jit(static_argnums=1)
+def _dense_mask(
+    mask_mod: ClosedFunction, sizes: tuple[int, int, int, int]
+) -> Bool[Array, "B H T S"]:
     tiles = jax.vmap(mask_tile, (None, 0, None, None, None))
-
-    def row(r: Int[Array, ""]) -> tuple[Array, Array]:
-        q_idx, q_real = block_positions(r, sizes[0], lengths[0])
-        visible = tiles(mask_mod, b, h, q_idx, kv_idx)
-        visible &= (q_real[:, None] & kv_real[None, :])[None, None]
-        pattern = "b h q (c n) -> b h c"
-        some = reduce(visible, pattern, "any", n=sizes[1])
-        return some, reduce(visible, pattern, "all", n=sizes[1])
-
-    some, every = jax.lax.map(row, jnp.arange(rows, dtype=jnp.int32))
-    return jnp.moveaxis(some, 0, 2), jnp.moveaxis(every, 0, 2)
-
-
-def _list_blocks(
-    blocks: Bool[Array, "B H R C"],
-) -> tuple[Int[Array, "B H R"], Int[Array, "B H R C"]]:
-    """Number of True columns of each row, and their indices in front, ascending."""
-    indices = jnp.argsort(~blocks, axis=-1, stable=True)
-    return jnp.sum(blocks, axis=-1, dtype=jnp.int32), indices.astype(jnp.int32)
+    return tiles(mask_mod, *(jnp.arange(n, dtype=jnp.int32) for n in sizes))

@@ -10,7 +10,8 @@ Two details keep NaN out. `score_mod` is evaluated at visible places only, becau
 derivative at a masked place may be infinite, and zero times infinity is not zero. A row
 without any visible key takes 0 as its maximum, so that it never computes inf - inf.
 
-Sharp edge: masked keys and values must be finite, since 0 NaN is NaN.
+A key or query that takes no part, because nothing sees it or it sees nothing, may hold
+anything, also NaN: it is replaced by 0 before products with weights of 0.
 """
 
 from typing import Any
@@ -22,7 +23,7 @@ from jaxtyping import Array, Bool, Float
 
 from pliax.core.jaxprs import ClosedFunction
 
-from .tiles import mask_tile, score_tile, score_tile_where, softmax_dtype
+from .tiles import Place, look, modify, retreat, softmax_dtype
 
 
 def attend(
@@ -36,54 +37,55 @@ def attend(
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B T H"], Float[Array, "B T H"]]:
     """Attention by its definition: output, log-sum-exp and maximum of the scores."""
     dtype = softmax_dtype(query.dtype)
-    groups = query.shape[2] // key.shape[2]
-    q, k, v = (
-        rearrange(x.astype(dtype), "b t (k g) d -> b k g t d", g=g)
-        for x, g in ((query, groups), (key, 1), (value, 1))
-    )
+    heads = key.shape[2]
+    q = rearrange(query.astype(dtype), "b t (k g) d -> b k g t d", k=heads)
+    k, v = (rearrange(x.astype(dtype), "b s k d -> b k s d") for x in (key, value))
+    place = _places(q, k)
+    visible = None if block_mask is None else look(block_mask.visible, place)
+    k, v = (jnp.broadcast_to(x, (len(q), *x.shape[1:])) for x in (k, v))
+    q, k, v = _without_unseen(q, k, v, visible)
     highest = jax.lax.Precision.HIGHEST
-    products = jnp.einsum(
-        "bkgtd,bkgsd->bkgts", q, _repeat(k, groups), precision=highest
-    )
-    scores, visible = _modified(
-        rearrange(products, "b k g t s -> b (k g) t s") * dtype.type(scale),
-        score_mod,
-        None if block_mask is None else block_mask.mask_mod,
-    )
+    scores = jnp.einsum("bkgtd,bksd->bkgts", q, k, precision=highest) * scale
+    if visible is None:
+        scores = modify(score_mod, scores, place)
+        visible = jnp.ones_like(scores, bool)
+    else:
+        scores = modify(score_mod, *retreat(visible, scores, place))
+        scores = jnp.where(visible, scores, -jnp.inf)
     weights, lse, maximum = _softmax(scores, visible)
-    weights = rearrange(weights, "b (k g) t s -> b k g t s", g=groups)
-    out = jnp.einsum(
-        "bkgts,bkgsv->bkgtv", weights, _repeat(v, groups), precision=highest
+    out = jnp.einsum("bkgts,bksv->bkgtv", weights, v, precision=highest)
+    out, lse, maximum = (
+        rearrange(x, "b k g t ... -> b t (k g) ...") for x in (out, lse, maximum)
     )
-    out = rearrange(out, "b k g t v -> b t (k g) v").astype(query.dtype)
-    return out, rearrange(lse, "b h t -> b t h"), rearrange(maximum, "b h t -> b t h")
+    return out.astype(query.dtype), lse, maximum
 
 
-def _repeat(x: Float[Array, "B K 1 S D"], groups: int) -> Float[Array, "B K G S D"]:
-    return jnp.broadcast_to(x, (*x.shape[:2], groups, *x.shape[3:]))
+def _places(q: Float[Array, "B K G T D"], k: Float[Array, "B K S D"]) -> Place:
+    sizes = (q.shape[0], q.shape[1] * q.shape[2], q.shape[3], k.shape[2])
+    b, h, q_idx, kv_idx = (jnp.arange(n, dtype=jnp.int32) for n in sizes)
+    return Place(
+        b.reshape(-1, 1, 1, 1, 1),
+        h.reshape(1, *q.shape[1:3], 1, 1),
+        q_idx.reshape(1, 1, 1, -1, 1),
+        kv_idx.reshape(1, 1, 1, 1, -1),
+    )
 
 
-def _modified(
-    scores: Float[Array, "B H T S"],
-    score_mod: ClosedFunction | None,
-    mask_mod: ClosedFunction | None,
-) -> tuple[Float[Array, "B H T S"], Bool[Array, "B H T S"]]:
-    """Scores after both mods, and which of them are visible."""
-    b, h, q_idx, kv_idx = (jnp.arange(n, dtype=jnp.int32) for n in scores.shape)
-    if mask_mod is None:
-        tiles = jax.vmap(score_tile, (None, 0, 0, None, None, None))
-        scores = tiles(score_mod, scores, b, h, q_idx, kv_idx)
-        return scores, jnp.ones(scores.shape, bool)
-    tiles = jax.vmap(mask_tile, (None, 0, None, None, None))
-    visible = tiles(mask_mod, b, h, q_idx, kv_idx)
-    tiles = jax.vmap(score_tile_where, (None, 0, 0, 0, None, None, None))
-    scores = tiles(score_mod, visible, scores, b, h, q_idx, kv_idx)
-    return jnp.where(visible, scores, -jnp.inf), visible
+def _without_unseen(
+    q: Array, k: Array, v: Array, visible: Bool[Array, "..."] | None
+) -> tuple[Array, Array, Array]:
+    """0 in place of queries that see nothing, and of keys and values nothing sees."""
+    if visible is None:
+        return q, k, v
+    sees = jnp.any(visible, axis=4)[..., None]
+    seen = jnp.any(visible, axis=(2, 3))[..., None]
+    q = jnp.where(sees, q, jnp.zeros_like(q))
+    return q, *(jnp.where(seen, x, jnp.zeros_like(x)) for x in (k, v))
 
 
 def _softmax(
-    scores: Float[Array, "B H T S"], visible: Bool[Array, "B H T S"]
-) -> tuple[Float[Array, "B H T S"], Float[Array, "B H T"], Float[Array, "B H T"]]:
+    scores: Float[Array, "B K G T S"], visible: Bool[Array, "..."]
+) -> tuple[Float[Array, "B K G T S"], Float[Array, "B K G T"], Float[Array, "B K G T"]]:
     """Weights, log-sum-exp and maximum; a row that sees nothing has weights 0."""
     maximum = jax.lax.stop_gradient(jnp.max(scores, axis=-1))
     shift = jnp.where(maximum == -jnp.inf, jnp.zeros_like(maximum), maximum)

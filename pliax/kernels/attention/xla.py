@@ -1,17 +1,18 @@
-"""flex_attention in plain XLA: chunked online softmax in linear memory, custom VJP.
+"""flex_attention in plain XLA: chunked online softmax in linear memory.
 
 A row of query blocks walks over the key blocks its mask lists and keeps, for every
 query, the running maximum m, the sum l and the unnormalised output. Empty blocks are
-never touched, full blocks skip `mask_mod`.
+never touched, full blocks skip `mask_mod` and are visited several at a time where they
+stand side by side.
 
-    forward    row by row:     s = score_mod(scale q k),  m, l, o     -> out, lse
-    backward   row by row:     p = exp(s - lse), ds = p (do v - delta) -> dq, dcaptured
-               column by column, through the transposed block lists    -> dk, dv
+    forward    s = score_mod(scale q k),  m, l, o                    -> out, lse
+    backward   p = exp(s - lse),  ds = p (do v - delta)              -> dq of the row,
+               and dk, dv, dcaptured into sums that all rows share
 
-The backward pass recomputes s twice (7 products a block instead of 5); in exchange
-nothing is scattered, so that gradients are deterministic and partition over batch and
-heads. Batch and heads are `vmap` axes: where the mask has one list for all of them the
-loop bounds stay scalars, where each has its own the loops run in step.
+Arrays keep their batch and heads as axes, so that a step is a few large products and
+what a mod captured has one sum of gradients. Where each sequence or head has its own
+list, they take step i of their lists together: the lists gather different keys, and one
+that has come to its end sees nothing. Every sum is taken in a fixed order.
 
 References:
     Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, Alg. 3.
@@ -19,69 +20,93 @@ References:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from einops import rearrange
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from pliax.core.jaxprs import ClosedFunction
+from pliax.core.manual_axes import vary, varying_axes
 from pliax.core.typing import Leaf
 
-from .block_mask import BlockLists, BlockMask, dense_lists
+from .block_mask import BlockMask
+from .derivatives import floating_captures, with_floating_captures
 from .tiles import (
+    Place,
     block_positions,
-    mask_tile,
-    score_tile,
-    score_tile_where,
+    broadcast,
+    look,
+    modify,
+    retreat,
     softmax_dtype,
 )
 
 
 _DENSE_BLOCKS = (256, 512)
+# Keys a visit of full blocks takes at once: below, the fixed cost of a visit shows.
+_WIDE = 512
 
 
 @dataclass(frozen=True)
-class _Config:
-    """What is static about one call."""
-
-    scale: float
-    lengths: tuple[int, int]
-    blocks: tuple[int, int]
-    per_head: bool
-
-
-class _Heads(NamedTuple):
-    """Queries, keys and values in blocks, under the indices mods see.
-
-    Key heads carry `P G` query heads. `G` heads share a list of blocks and are computed
-    together; `P` is 1, unless the mask lists blocks for each query head: then G is 1.
+class Layout:
+    """What is static about one call.
 
     Attributes:
-        b: Indices of the batch, (B,).
-        h: Indices of the query heads, (K, P, G).
-        q: Queries by row block, (B, K, P, G, R, M, D).
-        k: Keys by column block, (B, K, C, N, D).
-        v: Values by column block, (B, K, C, N, V).
+        scale: Factor of the products.
+        lengths: Queries and keys.
+        blocks: Queries and keys of a block.
+        heads: Key heads, and query heads of each.
+        wide: Key blocks that a visit of full blocks takes at once.
     """
 
-    b: Leaf
-    h: Leaf
-    q: Leaf
-    k: Leaf
-    v: Leaf
+    scale: float
+    lengths: tuple[Any, Any]
+    blocks: tuple[Any, Any]
+    heads: tuple[int, int]
+    wide: int
+
+
+class _Visits(NamedTuple):
+    """What each row visits, (R, Bm, Km, Gm[, C]): the first `num` of `columns`."""
+
+    num: Leaf
+    columns: Leaf
+
+
+class _Lists(NamedTuple):
+    """Partial blocks, full ones, and wide runs of full ones by their first block."""
+
+    partial: _Visits
+    full: _Visits
+    wide: _Visits | None
+
+
+class _Visit(NamedTuple):
+    """One step of a walk.
+
+    Attributes:
+        columns: The key block of each list, (Bm, Km, Gm).
+        active: Whether the list is not yet at its end; None if there is one list.
+        blocks: Blocks taken at once, from `columns` on.
+        partly: Whether `mask_mod` must be asked.
+    """
+
+    columns: Leaf
+    active: Leaf
+    blocks: int
+    partly: bool
 
 
 class _Statistics(NamedTuple):
-    """What backward needs of the forward pass, by row block.
+    """What backward needs of the forward pass, by rows.
 
     Attributes:
-        lse: Log-sum-exp, (B, K, P, G, R, M).
+        lse: Log-sum-exp, (R, B, K, G, M).
         delta: sum(d_out out) - d_lse, likewise.
-        d_out: Gradient of the output, (B, K, P, G, R, M, V).
+        d_out: Gradient of the output, (R, B, K, G, M, V).
     """
 
     lse: Leaf
@@ -89,359 +114,390 @@ class _Statistics(NamedTuple):
     d_out: Leaf
 
 
-def attend(
+def layout(
     query: Float[Array, "B T H D"],
     key: Float[Array, "B S K D"],
-    value: Float[Array, "B S K V"],
-    *,
-    score_mod: ClosedFunction | None,
     block_mask: BlockMask | None,
+    *,
     scale: float,
     block_q: int = _DENSE_BLOCKS[0],
     block_kv: int = _DENSE_BLOCKS[1],
-) -> tuple[Float[Array, "B T H V"], Float[Array, "B T H"], Float[Array, "B T H"]]:
-    """Attention in memory linear in T and S: output, log-sum-exp, maximum.
-
-    Args:
-        query: Queries.
-        key: Keys; H is a multiple of K.
-        value: Values.
-        score_mod: Traced score modification.
-        block_mask: Which blocks to compute; its block size is used.
-        scale: Factor of the products.
-        block_q: Queries of a block without a mask, at most T are used.
-        block_kv: Keys of a block without a mask, at most S are used.
-    """
+) -> Layout:
+    """The blocks of a call: those of its mask, or the given ones, at most T and S."""
     lengths = (query.shape[1], key.shape[1])
-    per_head = False
+    heads = (key.shape[2], query.shape[2] // key.shape[2])
     if block_mask is not None:
         block_q, block_kv = block_mask.block_size
-        per_head = block_mask.kv_num_blocks.shape[1] > 1
-    blocks = (min(block_q, lengths[0]), min(block_kv, lengths[1]))
-    config = _Config(scale, lengths, blocks, per_head)
-    out, lse, maximum = _attend(config, (query, key, value), score_mod, block_mask)
-    return out.astype(query.dtype), lse, jax.lax.stop_gradient(maximum)
+    pairs = zip((block_q, block_kv), lengths, strict=True)
+    blocks = tuple(min(b, n) if isinstance(n, int) else b for b, n in pairs)
+    whole = lengths[1] // blocks[1] if isinstance(lengths[1], int) else 1
+    wide = 1 if block_mask is None else min(_WIDE // blocks[1], whole)
+    return Layout(scale, lengths, (blocks[0], blocks[1]), heads, max(wide, 1))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(config: _Config, arrays: Any, score_mod: Any, block_mask: Any) -> Any:
-    return _forward(config, arrays, score_mod, block_mask)[0]
+def forward(
+    layout: Layout, arrays: Any, score_mod: Any, block_mask: BlockMask | None
+) -> tuple[Float[Array, "B T H V"], Float[Array, "B T H"], Float[Array, "B T H"]]:
+    """Output in the query's dtype, log-sum-exp and maximum."""
+    axes = varying_axes(arrays, score_mod, block_mask)
+    arrays, score_mod, block_mask = vary((arrays, score_mod, block_mask), axes)
+    tile, q = split(layout, arrays, score_mod, block_mask)
+    start = vary(online_softmax_start(q[0], tile.v.shape[-1]), axes)
+
+    def row(carry: Any, r: Array, q: Array, lists: Any) -> Any:
+        def visit(at: _Visit, state: Any) -> Any:
+            scores, visible = tile.scores(q, r, at)
+            return online_softmax(state, scores, tile.values(at, visible))
+
+        return carry, normalise(*_walk(layout, visit, lists, start))
+
+    _, results = _over_rows(row, (), q, _row_lists(layout, block_mask))
+    out, lse, maximum = (join_rows(layout, x) for x in results)
+    return out.astype(arrays[0].dtype), lse, maximum
 
 
-def _forward(config: _Config, arrays: Any, score_mod: Any, block_mask: Any) -> Any:
-    each = partial(_forward_head, config, score_mod, _mask_mod(block_mask))
-    rows = _block_lists(config, block_mask, transposed=False)
-    results = _over_heads(each, _split_heads(config, *arrays), rows)
-    out, lse, maximum = (_join_rows(config, x) for x in results)
-    return (out, lse, maximum), (arrays, score_mod, block_mask, out, lse)
+def backward(
+    layout: Layout,
+    arrays: Any,
+    score_mod: Any,
+    block_mask: BlockMask | None,
+    results: tuple[Array, Array],
+    cotangents: tuple[Array, Array],
+) -> tuple[tuple[Array, Array, Array], tuple[Array, ...]]:
+    """Gradients of query, key, value, and of the floating arrays `score_mod` captured.
 
-
-def _backward(config: _Config, residuals: Any, cotangents: Any) -> Any:
-    arrays, score_mod, block_mask, out, lse = residuals
-    d_out, d_lse, _ = cotangents
-    delta = jnp.sum(d_out * out, axis=-1) - d_lse
-    heads = _split_heads(config, *arrays)
-    split = partial(_split_rows, config, key_heads=heads.k.shape[1])
-    statistics = _Statistics(split(lse), split(delta), split(d_out))
-    tile = partial(_tile_gradients, config, score_mod, _mask_mod(block_mask))
-
-    rows = _block_lists(config, block_mask, transposed=False)
-    each = partial(_backward_rows, tile, _floating(score_mod))
-    d_q, d_captured = _over_heads(each, heads, rows, statistics)
-    columns = _block_lists(config, block_mask, transposed=True)
-    each = partial(_backward_columns, tile)
-    d_k, d_v = _over_heads(each, heads, columns, statistics)
-
-    gradients = (
-        _join_rows(config, d_q),
-        _join_keys(config, d_k),
-        _join_keys(config, d_v),
-    )
-    d_arrays = tuple(d.astype(x.dtype) for d, x in zip(gradients, arrays, strict=True))
-    return d_arrays, _captured_cotangents(score_mod, d_captured), None
-
-
-_attend.defvjp(_forward, _backward)
-
-
-# --- heads: vmap over batch and heads -------------------------------------------------
-
-
-def _split_heads(config: _Config, query: Array, key: Array, value: Array) -> _Heads:
-    """Blocks of queries, keys and values, by head."""
-    key_heads = key.shape[2]
-    index = jnp.arange(query.shape[2], dtype=jnp.int32)
-    private = query.shape[2] // key_heads if config.per_head else 1
-    return _Heads(
-        b=jnp.arange(query.shape[0], dtype=jnp.int32),
-        h=rearrange(index, "(k p g) -> k p g", k=key_heads, p=private),
-        q=_split_rows(config, query, key_heads=key_heads),
-        k=_split_keys(config, key),
-        v=_split_keys(config, value),
-    )
-
-
-def _split_rows(config: _Config, x: Array, *, key_heads: int) -> Array:
-    """(B, T, H, ...) to (B, K, P, G, R, M, ...)."""
-    private = x.shape[2] // key_heads if config.per_head else 1
-    pattern = "b (r m) (k p g) ... -> b k p g r m ..."
-    x = _repeat_last(x, config.blocks[0])
-    return rearrange(x, pattern, m=config.blocks[0], k=key_heads, p=private)
-
-
-def _split_keys(config: _Config, x: Array) -> Array:
-    """(B, S, K, D) to (B, K, C, N, D)."""
-    x = _repeat_last(x, config.blocks[1])
-    return rearrange(x, "b (c n) k d -> b k c n d", n=config.blocks[1])
-
-
-def _repeat_last(x: Array, block: int) -> Array:
-    """Fill the last block with copies of the last real row.
-
-    Together with indices clamped to the true length, a place beyond the end is a copy
-    of a real score: what a mod makes of it is finite where the real one is.
+    In the softmax's dtype; the caller casts.
     """
-    missing = -x.shape[1] % block
-    widths = [(0, missing if axis == 1 else 0) for axis in range(x.ndim)]
-    return jnp.pad(x, widths, mode="edge")
+    axes = varying_axes(arrays, score_mod, block_mask, cotangents)
+    arrays, score_mod, block_mask = vary((arrays, score_mod, block_mask), axes)
+    tile, q = split(layout, arrays, score_mod, block_mask)
+    lists = _row_lists(layout, block_mask)
+    # Sums have an axis for each list: steps of different lists meet different keys.
+    own_batch, _, private = lists.partial.num.shape[1:]
+    batch = own_batch if own_batch != 1 else arrays[1].shape[0]
+    statistics = _statistics(layout, results, cotangents)
+    dtype = statistics.lse.dtype
+
+    def row(sums: Any, r: Array, q: Array, statistics: Any, lists: Any) -> Any:
+        def visit(at: _Visit, state: Any) -> Any:
+            d_q, d_k, d_v, d_captured = state
+            weights, d_scores, more, keys = _gradients(tile, q, statistics, r, at)
+            d_q += weigh(d_scores, keys.astype(dtype))
+            d_k = tile.add(d_k, at, _weigh_queries(d_scores, q.astype(dtype), d_k))
+            d_v = tile.add(d_v, at, _weigh_queries(weights, statistics.d_out, d_v))
+            return d_q, d_k, d_v, jax.tree.map(jnp.add, d_captured, more)
+
+        sees = (statistics.lse != -jnp.inf)[..., None]
+        q = jnp.where(sees, q, jnp.zeros_like(q))
+        start = vary(jnp.zeros(q.shape, dtype), axes)
+        d_q, *sums = _walk(layout, visit, lists, (start, *sums))
+        return tuple(sums), d_q
+
+    nothing = (
+        *(
+            jnp.zeros((batch, x.shape[1], private, *x.shape[3:]), dtype)
+            for x in (tile.k, tile.v)
+        ),
+        tuple(jnp.zeros(x.shape, dtype) for x in floating_captures(score_mod)),
+    )
+    sums, d_q = _over_rows(row, vary(nothing, axes), q, statistics, lists)
+    d_k, d_v, d_captured = sums
+    d_keys = (_join_keys(layout, x, arrays[1].shape[0]) for x in (d_k, d_v))
+    return (join_rows(layout, d_q), *d_keys), d_captured
 
 
-def _join_rows(config: _Config, x: Array) -> Array:
-    x = rearrange(x, "b k p g r m ... -> b (r m) (k p g) ...")
-    return x[:, : config.lengths[0]]
+def _statistics(layout: Layout, results: Any, cotangents: Any) -> _Statistics:
+    """Rows beyond the end get no gradient, and so give none."""
+    out, lse = results
+    d_out, d_lse = (x.astype(lse.dtype) for x in cotangents)
+    delta = jnp.sum(d_out * out.astype(lse.dtype), axis=-1) - d_lse
+    edge = _split_rows(layout, lse, mode="edge")
+    zero = (_split_rows(layout, x, mode="constant") for x in (delta, d_out))
+    return _Statistics(edge, *zero)
 
 
-def _join_keys(config: _Config, x: Array) -> Array:
-    """Sum over the query heads that had their own list of blocks."""
-    x = rearrange(jnp.sum(x, axis=2), "b k c n d -> b (c n) k d")
-    return x[:, : config.lengths[1]]
+def _gradients(
+    tile: "Tile", q: Array, statistics: _Statistics, r: Array, at: _Visit
+) -> tuple[Float[Array, "B K G M N"], Float[Array, "B K G M N"], Any, Array]:
+    """Weights, gradients of the products and of what was captured; and the keys."""
+    lse, delta = (x[..., None] for x in statistics[:2])
+    place, visible = tile.place(r, at), tile.visible(r, at)
+    captured = floating_captures(tile.score_mod)
+
+    def modified(products: Array, captured: Any, place: Place) -> Array:
+        mod = with_floating_captures(tile.score_mod, captured)
+        return modify(mod, products, place)
+
+    products = tile.products(q, at)
+    scores, vjp = jax.vjp(partial(modified, place=place), products, captured)
+    seen = (scores != -jnp.inf) & (lse != -jnp.inf)
+    seen = seen if visible is None else seen & visible
+    shift = jnp.where(lse == -jnp.inf, jnp.zeros_like(lse), lse)
+    weights = jnp.where(seen, jnp.exp(scores - shift), 0.0)
+    d_weights = compare(statistics.d_out, tile.values(at, visible), scores.dtype)
+    d_modified = jnp.where(seen, weights * (d_weights - delta), 0.0)
+    d_products, d_captured = vjp(d_modified)
+    if captured and visible is not None:
+        products, place = retreat(visible, products, place)
+        vjp = jax.vjp(partial(modified, products, place=place), captured)[1]
+        (d_captured,) = vjp(d_modified)
+        some = jnp.any(visible)
+        d_captured = jax.tree.map(lambda x: jnp.where(some, x, 0.0), d_captured)
+    d_captured = tuple(x.astype(scores.dtype) for x in d_captured)
+    d_scores = jnp.where(seen, d_products, 0.0) * tile.layout.scale
+    return weights, d_scores, d_captured, tile.keys(at, visible)
 
 
-def _over_heads(each: Callable[..., Any], heads: _Heads, lists: Any, *rest: Any) -> Any:
-    """Map `each` over batch, key heads and private heads.
-
-    Lists that all of them share are not mapped: their loops keep scalar bounds.
-    """
-    own_batch, own_head = (n > 1 for n in lists.num.shape[:2])
-    if not own_head:
-        lists = jax.tree.map(lambda x: x[:, 0], lists)
-    else:
-        key_heads = heads.h.shape[0]
-        pattern = "b (k p) ... -> b k p ..."
-        lists = jax.tree.map(lambda x: rearrange(x, pattern, k=key_heads), lists)
-    if not own_batch:
-        lists = jax.tree.map(lambda x: x[0], lists)
-    of_batch, of_head = (0 if own_batch else None), (0 if own_head else None)
-    mapped = jax.vmap(each, (_Heads(None, 0, 0, None, None), of_head, 0))
-    mapped = jax.vmap(mapped, (_Heads(None, 0, 0, 0, 0), of_head, 0))
-    mapped = jax.vmap(mapped, (_Heads(0, None, 0, 0, 0), of_batch, 0))
-    return mapped(heads, lists, rest)
+# --- walking over blocks --------------------------------------------------------------
 
 
-def _block_lists(config: _Config, block_mask: Any, *, transposed: bool) -> BlockLists:
+def _row_lists(layout: Layout, block_mask: BlockMask | None) -> _Lists:
+    """What each row of blocks visits."""
     if block_mask is None:
-        return dense_lists(config.lengths, config.blocks, transposed=transposed)
-    return block_mask.lists(transposed=transposed)
-
-
-def _mask_mod(block_mask: Any) -> Any:
-    return None if block_mask is None else block_mask.mask_mod
-
-
-# --- what score_mod captured ----------------------------------------------------------
-
-
-def _floating(score_mod: Any) -> tuple[Array, ...]:
-    captured = () if score_mod is None else score_mod.captured
-    return tuple(x for x in captured if _is_floating(x))
-
-
-def _with_floating(score_mod: Any, floating: tuple[Array, ...]) -> Any:
-    """The same mod with other contents of its floating captured arrays."""
-    if score_mod is None:
-        return None
-    rest = iter(floating)
-    captured = tuple(next(rest) if _is_floating(x) else x for x in score_mod.captured)
-    return replace(score_mod, captured=captured)
-
-
-def _captured_cotangents(score_mod: Any, gradients: tuple[Array, ...]) -> Any:
-    """Summed over batch and heads, in each array's own dtype; None for integers."""
-    if score_mod is None:
-        return None
-    totals = (jnp.sum(x, axis=(0, 1, 2)) for x in gradients)
-    captured = tuple(
-        next(totals).astype(x.dtype) if _is_floating(x) else None
-        for x in score_mod.captured
+        return _dense_lists(layout)
+    partial, full = (
+        _Visits(_by_row(layout, num), _by_row(layout, columns))
+        for num, columns in (
+            (block_mask.kv_num_blocks, block_mask.kv_indices),
+            (block_mask.full_kv_num_blocks, block_mask.full_kv_indices),
+        )
     )
-    return replace(score_mod, captured=captured)
+    if layout.wide == 1:
+        return _Lists(partial, full, None)
+    return _Lists(partial, *_take_runs(full, layout.wide))
 
 
-def _is_floating(x: Array) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.floating)
+def _by_row(
+    layout: Layout, x: Int[Array, "Bm Hm R ..."]
+) -> Int[Array, "R Bm Km Gm *C"]:
+    heads = (1, 1) if x.shape[1] == 1 else layout.heads
+    return jnp.moveaxis(x.reshape(x.shape[0], *heads, *x.shape[2:]), 3, 0)
 
 
-# --- one group of heads of one sequence -----------------------------------------------
+def _dense_lists(layout: Layout) -> _Lists:
+    """Every key block: full, but for a last one that reaches beyond the end."""
+    (T, S), (M, N) = layout.lengths, layout.blocks
+    rows, columns = -(-T // M), -(-S // N)
+    whole = jnp.arange(columns, dtype=jnp.int32)
+    num = jnp.sum((whole + 1) * N <= S, dtype=jnp.int32)
+    last = jnp.full((1,), columns - 1, jnp.int32)
+    shape = (rows, 1, 1, 1)
+
+    def everywhere(num: Array, columns: Array) -> _Visits:
+        columns = jnp.broadcast_to(columns, (*shape, *columns.shape))
+        return _Visits(jnp.broadcast_to(num, shape), columns)
+
+    return _Lists(everywhere(columns - num, last), everywhere(num, whole), None)
 
 
-def _forward_head(
-    config: _Config, score_mod: Any, mask_mod: Any, head: _Heads, lists: Any, _: Any
-) -> tuple[Array, Array, Array]:
-    """Output, log-sum-exp and maximum: (G, R, M, V), (G, R, M), (G, R, M)."""
-    dtype = softmax_dtype(head.q.dtype)
-    G, _, M, _ = head.q.shape
-    start = (
-        jnp.zeros((G, M, head.v.shape[-1]), dtype),
-        jnp.full((G, M), -jnp.inf, dtype),
-        jnp.zeros((G, M), dtype),
-    )
-
-    def row(carry: Any, r: Array, listed: Any) -> Any:
-        def visit(c: Array, partly: bool, state: Any) -> Any:
-            place = _place(config, head, r, c)
-            scores = score_tile(score_mod, _products(config, head, r, c), *place)
-            if partly:
-                visible = _visible(config, mask_mod, head, r, c)
-                scores = jnp.where(visible, scores, -jnp.inf)
-            return _online_softmax(state, scores, head.v[c])
-
-        return carry, _normalise(*_walk(visit, listed, start))
-
-    _, results = _over_rows(row, (), lists)
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), results)
+def _take_runs(full: _Visits, wide: int) -> tuple[_Visits, _Visits]:
+    """Runs of `wide` neighbours that start at a multiple of it, taken out of a list."""
+    position = jax.lax.broadcasted_iota(jnp.int32, full.columns.shape, 4)
+    ends = jnp.roll(full.columns, 1 - wide, axis=-1) == full.columns + wide - 1
+    inside = position + wide <= full.num[..., None]
+    starts = inside & ends & (full.columns % wide == 0)
+    taken = starts
+    for step in range(1, wide):
+        taken = taken | jnp.roll(starts, step, axis=-1)
+    single = (position < full.num[..., None]) & ~taken
+    runs = _compact(full.columns, starts)
+    runs = _Visits(runs.num, runs.columns[..., : full.columns.shape[-1] // wide])
+    return _compact(full.columns, single), runs
 
 
-def _backward_rows(
-    tile: Callable[..., Any],
-    floating: tuple[Array, ...],
-    head: _Heads,
-    lists: Any,
-    rest: tuple[_Statistics],
-) -> tuple[Array, tuple[Array, ...]]:
-    """Gradients of q, (G, R, M, D), and of what score_mod captured."""
-    dtype = softmax_dtype(head.q.dtype)
-    G, _, M, D = head.q.shape
-
-    def row(d_captured: Any, r: Array, listed: Any) -> Any:
-        def visit(c: Array, partly: bool, state: Any) -> Any:
-            d_q, d_captured = state
-            _, d_scores, more = tile(head, *rest, r, c, partly)
-            d_q += _dot("gmn,nd->gmd", d_scores, head.k[c].astype(dtype))
-            return d_q, tuple(x + y for x, y in zip(d_captured, more, strict=True))
-
-        start = (jnp.zeros((G, M, D), dtype), d_captured)
-        d_q, d_captured = _walk(visit, listed, start)
-        return d_captured, d_q
-
-    nothing = tuple(jnp.zeros(x.shape, dtype) for x in floating)
-    d_captured, d_q = _over_rows(row, nothing, lists)
-    return jnp.moveaxis(d_q, 0, 1), d_captured
+def _compact(columns: Array, chosen: Bool[Array, "..."]) -> _Visits:
+    order = jnp.argsort(~chosen, axis=-1, stable=True)
+    columns = jnp.take_along_axis(columns, order, axis=-1)
+    return _Visits(jnp.sum(chosen, axis=-1, dtype=jnp.int32), columns)
 
 
-def _backward_columns(
-    tile: Callable[..., Any], head: _Heads, lists: Any, rest: tuple[_Statistics]
-) -> tuple[Array, Array]:
-    """Gradients of k and v: (C, N, D) and (C, N, V)."""
-    dtype = softmax_dtype(head.q.dtype)
-    start = tuple(jnp.zeros(x.shape[1:], dtype) for x in (head.k, head.v))
-
-    def column(carry: Any, c: Array, listed: Any) -> Any:
-        def visit(r: Array, partly: bool, state: Any) -> Any:
-            d_k, d_v = state
-            weights, d_scores, _ = tile(head, *rest, r, c, partly)
-            d_k += _dot("gmn,gmd->nd", d_scores, head.q[:, r].astype(dtype))
-            d_v += _dot("gmn,gmv->nv", weights, rest[0].d_out[:, r])
-            return d_k, d_v
-
-        return carry, _walk(visit, listed, start)
-
-    return _over_rows(column, (), lists)[1]
+def _walk(layout: Layout, visit: Callable[..., Any], lists: _Lists, state: Any) -> Any:
+    """Visit the blocks of one row: wide runs, then full ones, then partial ones."""
+    if lists.wide is not None:
+        state = _each(visit, lists.wide, layout.wide, False, state)
+    state = _each(visit, lists.full, 1, False, state)
+    return _each(visit, lists.partial, 1, True, state)
 
 
-def _walk(visit: Callable[..., Any], listed: Any, state: Any) -> Any:
-    """Visit the listed blocks of one row: first the full ones, then the partial."""
+def _each(
+    visit: Callable[..., Any], visits: _Visits, blocks: int, partly: bool, state: Any
+) -> Any:
+    num, columns = visits
+    alone = num.size == 1
 
-    def full(i: Array, state: Any) -> Any:
-        return visit(listed.full_indices[i], False, state)
+    def step(i: Array, state: Any) -> Any:
+        last = jnp.maximum(num - 1, 0)
+        at = jnp.minimum(i, last)[..., None]
+        column = jnp.take_along_axis(columns, at, axis=-1)[..., 0]
+        active = None if alone else i < num
+        return visit(_Visit(column, active, blocks, partly), state)
 
-    def partly(i: Array, state: Any) -> Any:
-        return visit(listed.indices[i], True, state)
-
-    state = jax.lax.fori_loop(0, listed.full_num, full, state)
-    return jax.lax.fori_loop(0, listed.num, partly, state)
+    return jax.lax.fori_loop(0, jnp.max(num), step, state)
 
 
-def _over_rows(row: Callable[..., Any], carry: Any, lists: Any) -> Any:
-    """Every row in turn: (carry, r, its lists) -> (carry, results by row)."""
-    rows = jnp.arange(lists.num.shape[0], dtype=jnp.int32)
-    return jax.lax.scan(lambda carry, x: row(carry, *x), carry, (rows, lists))
+def _over_rows(row: Callable[..., Any], carry: Any, *xs: Any) -> Any:
+    """Every row in turn: (carry, r, its part of xs) -> (carry, results by row)."""
+    rows = jnp.arange(jax.tree.leaves(xs)[0].shape[0], dtype=jnp.int32)
+    return jax.lax.scan(lambda carry, x: row(carry, *x), carry, (rows, *xs))
 
 
 # --- one tile -------------------------------------------------------------------------
 
 
-def _tile_gradients(
-    config: _Config,
-    score_mod: Any,
-    mask_mod: Any,
-    head: _Heads,
-    statistics: _Statistics,
-    r: Array,
-    c: Array,
-    partly: bool,
-) -> tuple[Float[Array, "G M N"], Float[Array, "G M N"], Any]:
-    """Weights of a tile, gradient of its scores, and of what score_mod captured."""
-    lse, delta, d_out = (x[:, r] for x in statistics)
-    place = _place(config, head, r, c)
+class Tile(NamedTuple):
+    """What every tile of a call is made from.
 
-    floating = _floating(score_mod)
-    seen = _visible(config, mask_mod if partly else None, head, r, c)
+    Attributes:
+        k: Keys, (1 or B, K, 1, S, D), filled up to whole blocks.
+        v: Values, (1 or B, K, 1, S, V), likewise.
+        b: Batch index, (B, 1, 1, 1, 1).
+        h: Query head, (1, K, G, 1, 1).
+        score_mod: Traced score modification or None.
+        mask_mod: Traced mask or None.
+        layout: What is static.
+    """
 
-    def modified(products: Array, floating: Any) -> Array:
-        mod = _with_floating(score_mod, floating)
-        if partly and floating:
-            return score_tile_where(mod, seen, products, *place)
-        return score_tile(mod, products, *place)
+    k: Leaf
+    v: Leaf
+    b: Leaf
+    h: Leaf
+    score_mod: ClosedFunction | None
+    mask_mod: ClosedFunction | None
+    layout: Layout
 
-    products = _products(config, head, r, c)
-    scores, vjp = jax.vjp(modified, products, floating)
-    visible = (scores != -jnp.inf) & (lse != -jnp.inf)[..., None]
-    visible = visible & seen if partly else visible
-    shift = jnp.where(lse == -jnp.inf, jnp.zeros_like(lse), lse)
-    weights = jnp.where(visible, jnp.exp(scores - shift[..., None]), 0.0)
-    d_weights = _dot("gmv,nv->gmn", d_out, head.v[c].astype(d_out.dtype))
-    d_modified = jnp.where(visible, weights * (d_weights - delta[..., None]), 0.0)
-    d_products, d_captured = vjp(d_modified)
-    d_scores = jnp.where(visible, d_products, 0.0) * scores.dtype.type(config.scale)
-    return weights, d_scores, tuple(x.astype(scores.dtype) for x in d_captured)
+    def place(self, r: Array, at: _Visit) -> Place:
+        """The indices mods see, kept inside the true lengths."""
+        T, S = self.layout.lengths
+        q_idx, _ = block_positions(r, self.layout.blocks[0], T)
+        kv_idx = jnp.minimum(self._positions(at), S - 1)
+        return Place(self.b, self.h, q_idx[None, None, None, :, None], kv_idx)
+
+    def _positions(self, at: _Visit) -> Int[Array, "Bm Km Gm 1 N"]:
+        N = self.layout.blocks[1]
+        offsets = jnp.arange(at.blocks * N, dtype=jnp.int32).reshape(1, 1, 1, 1, -1)
+        return at.columns[..., None, None] * N + offsets
+
+    def visible(self, r: Array, at: _Visit) -> Bool[Array, "..."] | None:
+        """What the mask and the end of the keys leave; None if that is everything."""
+        parts = []
+        if at.active is not None:
+            parts.append(at.active[..., None, None])
+        if at.partly and not _divides(self.layout.blocks[1], self.layout.lengths[1]):
+            parts.append(self._positions(at) < self.layout.lengths[1])
+        if at.partly and self.mask_mod is not None:
+            parts.append(look(self.mask_mod, self.place(r, at)))
+        return reduce(jnp.logical_and, parts) if parts else None
+
+    def products(self, q: Array, at: _Visit) -> Float[Array, "B K G M N"]:
+        """Scaled products of a row of queries and the visited keys."""
+        dtype = softmax_dtype(q.dtype)
+        keys = self._slice(self.k, at).astype(q.dtype)
+        return compare(q, keys, dtype) * self.layout.scale
+
+    def scores(self, q: Array, r: Array, at: _Visit) -> tuple[Array, Array | None]:
+        """Modified scores, -inf where not visible; and what is visible."""
+        scores = modify(self.score_mod, self.products(q, at), self.place(r, at))
+        visible = self.visible(r, at)
+        if visible is not None:
+            scores = jnp.where(visible, scores, -jnp.inf)
+        return scores, visible
+
+    def keys(self, at: _Visit, visible: Array | None) -> Float[Array, "B K Gm N D"]:
+        """The visited keys, 0 where nothing sees them."""
+        return _zero_unseen(self._slice(self.k, at), visible)
+
+    def values(self, at: _Visit, visible: Array | None) -> Float[Array, "B K Gm N V"]:
+        """The visited values, 0 where nothing sees them."""
+        return _zero_unseen(self._slice(self.v, at), visible)
+
+    def _slice(self, x: Array, at: _Visit) -> Array:
+        N = self.layout.blocks[1]
+
+        def one(x: Array, column: Array) -> Array:
+            return jax.lax.dynamic_slice_in_dim(x, column * N, at.blocks * N)
+
+        return broadcast(one, 3, x, at.columns)
+
+    def add(self, total: Array, at: _Visit, update: Array) -> Array:
+        """`total`, (B, K, P, S, D), with an update added at the visited keys."""
+        N = self.layout.blocks[1]
+
+        def one(total: Array, column: Array, update: Array) -> Array:
+            old = jax.lax.dynamic_slice_in_dim(total, column * N, at.blocks * N)
+            return jax.lax.dynamic_update_slice(total, old + update, (column * N, 0))
+
+        return broadcast(one, 3, total, at.columns, update)
 
 
-def _products(config: _Config, head: _Heads, r: Array, c: Array) -> Array:
-    dtype = softmax_dtype(head.q.dtype)
-    products = _dot("gmd,nd->gmn", head.q[:, r], head.k[c], dtype=dtype)
-    return products * dtype.type(config.scale)
+def _divides(block: int, length: Any) -> bool:
+    return isinstance(length, int) and length % block == 0
 
 
-def _place(config: _Config, head: _Heads, r: Array, c: Array) -> tuple[Array, ...]:
-    """The arguments of a mod which say where a tile lies."""
-    q_idx, _ = block_positions(r, config.blocks[0], config.lengths[0])
-    kv_idx, _ = block_positions(c, config.blocks[1], config.lengths[1])
-    return head.b, head.h, q_idx, kv_idx
+def _zero_unseen(x: Array, visible: Array | None) -> Array:
+    """A key that no query of the tile sees may hold anything, also NaN."""
+    if visible is None:
+        return x
+    over = 3 if x.shape[2] != 1 else (2, 3)
+    seen = jnp.any(visible, axis=over, keepdims=True)
+    return jnp.where(jnp.swapaxes(seen, 3, 4), x, jnp.zeros_like(x))
 
 
-def _visible(
-    config: _Config, mask_mod: Any, head: _Heads, r: Array, c: Array
-) -> Bool[Array, "G M N"]:
-    """Inside both lengths, and seen by the mask."""
-    _, q_real = block_positions(r, config.blocks[0], config.lengths[0])
-    _, kv_real = block_positions(c, config.blocks[1], config.lengths[1])
-    real = q_real[:, None] & kv_real[None, :]
-    if mask_mod is None:
-        return jnp.broadcast_to(real, (head.h.shape[0], *real.shape))
-    return mask_tile(mask_mod, *_place(config, head, r, c)) & real[None]
+def compare(q: Array, keys: Array, dtype: Any) -> Float[Array, "B K G M N"]:
+    """Products of queries (B, K, G, M, D) and keys (1 or B, K, 1 or G, N, D)."""
+    rows, keys = _rows(q, keys), _columns(keys, len(q))
+    return _dot(rows, keys, (3, 3), dtype).reshape(*q.shape[:-1], -1)
 
 
-def _online_softmax(state: Any, scores: Array, values: Array) -> Any:
+def weigh(weights: Array, values: Array) -> Float[Array, "B K G M V"]:
+    """Sums of values (1 or B, K, 1 or G, N, V) with weights (B, K, G, M, N)."""
+    dtype = weights.dtype
+    rows, values = _rows(weights, values), _columns(values, len(weights))
+    sums = _dot(rows, values.astype(dtype), (3, 2), dtype)
+    return sums.reshape(*weights.shape[:-1], -1)
+
+
+def _weigh_queries(weights: Array, x: Array, like: Array) -> Array:
+    """Sums over the queries (B, K, G, M, D) that weigh a key, shaped as `like` is."""
+    sums = _dot(_rows(weights, like), _rows(x, like), (2, 2), weights.dtype)
+    if like.shape[0] == 1:
+        sums = jnp.sum(sums, axis=0, keepdims=True)
+    return sums.reshape(*like.shape[:3], *sums.shape[2:])
+
+
+def _rows(x: Float[Array, "B K G M N"], keys: Array) -> Float[Array, "B KP GM N"]:
+    """One matrix for all that meets the same keys: the query heads of a key head too.
+
+    Heads in front and one matrix behind is the form of product XLA takes as it is; for
+    any other it transposes the operands, or the result.
+    """
+    heads = x.shape[1] * keys.shape[2]
+    return x.reshape(x.shape[0], heads, -1, x.shape[4])
+
+
+def _columns(keys: Float[Array, "B K P N D"], batch: int) -> Float[Array, "B KP N D"]:
+    keys = keys.reshape(keys.shape[0], -1, *keys.shape[3:])
+    return jnp.broadcast_to(keys, (batch, *keys.shape[1:]))
+
+
+def _dot(x: Array, y: Array, contracted: tuple[int, int], dtype: Any) -> Array:
+    left, right = contracted
+    dimensions = (((left,), (right,)), ((0, 1), (0, 1)))
+    return jax.lax.dot_general(x, y, dimensions, preferred_element_type=dtype)
+
+
+# --- the softmax ----------------------------------------------------------------------
+
+
+def online_softmax_start(
+    q: Float[Array, "*rest M D"], value_dimension: int
+) -> tuple[Array, Array, Array]:
+    """Output, maximum and sum before the first tile."""
+    dtype, rest = softmax_dtype(q.dtype), q.shape[:-1]
+    out = jnp.zeros((*rest, value_dimension), dtype)
+    return out, jnp.full(rest, -jnp.inf, dtype), jnp.zeros(rest, dtype)
+
+
+def online_softmax(state: Any, scores: Array, values: Array) -> Any:
     """Fold one tile into (output, maximum, sum)."""
     out, maximum, total = state
     new = jnp.maximum(maximum, jnp.max(scores, axis=-1))
@@ -449,11 +505,11 @@ def _online_softmax(state: Any, scores: Array, values: Array) -> Any:
     decay = jnp.exp(maximum - shift)
     weights = jnp.exp(scores - shift[..., None])
     total = total * decay + jnp.sum(weights, axis=-1)
-    update = _dot("gmn,nv->gmv", weights, values.astype(weights.dtype))
-    return out * decay[..., None] + update, new, total
+    return out * decay[..., None] + weigh(weights, values), new, total
 
 
-def _normalise(out: Array, maximum: Array, total: Array) -> tuple[Array, Array, Array]:
+def normalise(out: Array, maximum: Array, total: Array) -> tuple[Array, Array, Array]:
+    """Output, log-sum-exp and maximum; output 0 where nothing was seen."""
     empty = total == 0.0
     safe = jnp.where(empty, jnp.ones_like(total), total)
     shift = jnp.where(maximum == -jnp.inf, jnp.zeros_like(maximum), maximum)
@@ -461,6 +517,58 @@ def _normalise(out: Array, maximum: Array, total: Array) -> tuple[Array, Array, 
     return out / safe[..., None], lse, maximum
 
 
-def _dot(subscripts: str, x: Array, y: Array, dtype: Any = None) -> Array:
-    """A product accumulated in `dtype`, by default the dtype of its first factor."""
-    return jnp.einsum(subscripts, x, y, preferred_element_type=dtype or x.dtype)
+# --- arrays in blocks -----------------------------------------------------------------
+
+
+def split(
+    layout: Layout, arrays: Any, score_mod: Any, block_mask: BlockMask | None
+) -> tuple[Tile, Float[Array, "R B K G M D"]]:
+    """What tiles are made from, and the queries by rows of blocks."""
+    query, key, value = arrays
+    k, v = (_split_keys(layout, x) for x in (key, value))
+    b = jnp.arange(query.shape[0], dtype=jnp.int32)
+    h = jnp.arange(query.shape[2], dtype=jnp.int32).reshape(layout.heads)
+    mask_mod = None if block_mask is None else block_mask.mask_mod
+    b, h = b.reshape(-1, 1, 1, 1, 1), h[None, :, :, None, None]
+    tile = Tile(k, v, b, h, score_mod, mask_mod, layout)
+    return tile, _split_rows(layout, query, mode="edge")
+
+
+def _split_rows(layout: Layout, x: Array, *, mode: str) -> Array:
+    """(B, T, H, ...) to (R, B, K, G, M, ...)."""
+    M = layout.blocks[0]
+    x = _fill(x, 1, M, mode)
+    rows = x.shape[1] // M
+    x = x.reshape(x.shape[0], rows, M, *layout.heads, *x.shape[3:])
+    return x.transpose(1, 0, 3, 4, 2, *range(5, x.ndim))
+
+
+def _split_keys(layout: Layout, x: Array) -> Array:
+    """(B, S, K, D) to (B, K, 1, S, D), S whole blocks."""
+    return jnp.swapaxes(_fill(x, 1, layout.blocks[1], "edge"), 1, 2)[:, :, None]
+
+
+def _fill(x: Array, axis: int, block: int, mode: str) -> Array:
+    """Fill the last block; "edge" with copies of the last real row.
+
+    Together with indices clamped to the true length, a place beyond the end is then a
+    copy of a real score: what a mod makes of it is finite where the real one is.
+    """
+    missing = -(-x.shape[axis] // block) * block - x.shape[axis]
+    widths = [(0, missing if a == axis else 0) for a in range(x.ndim)]
+    return jnp.pad(x, widths, mode=mode)
+
+
+def join_rows(layout: Layout, x: Array) -> Array:
+    """(R, B, K, G, M, ...) to (B, T, H, ...)."""
+    rows, batch, _, _, M = x.shape[:5]
+    x = x.transpose(1, 0, 4, 2, 3, *range(5, x.ndim))
+    x = x.reshape(batch, rows * M, -1, *x.shape[5:])
+    return x[:, : layout.lengths[0]]
+
+
+def _join_keys(layout: Layout, x: Float[Array, "B K P S D"], batch: int) -> Array:
+    """Summed over sequences and query heads that shared the keys: (B, S, K, D)."""
+    x = jnp.sum(x, axis=2)
+    x = jnp.sum(x, axis=0, keepdims=True) if batch == 1 else x
+    return jnp.swapaxes(x, 1, 2)[:, : layout.lengths[1]]

@@ -1,0 +1,268 @@
+"""flex_attention on a CPU: against jax.nn, against its own dense time, against torch.
+
+    uv run --group bench benchmarks/bench_attention_cpu.py [--quick] [--output FILE]
+        [--samples N] [--torch-python PATH | --without-torch]
+
+Every duel is one workload (float32, batch 1, head dimension 64) and two entrants that
+take turns, sample by sample. Block masks are made before the clock starts and are
+arguments of the compiled function. The oracle is NumPy in float64 on the same arrays:
+64 random query rows of every head for an output; every row of every gradient.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import harness, torch_flex_cpu
+from benchmarks.attention_entrants import TorchEntry, jax_nn, pliax, torch_entry
+from benchmarks.attention_workloads import D, Workload, oracle
+
+
+PAUSE_S = 0.02  # the idle threads of one entrant stop spinning before the other's turn
+
+
+# --- duels ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Duel:
+    """One workload, whom it is measured against, and how much faster it has to be.
+
+    `against` is "jax.nn", "dense" (pliax without a mask) or "torch"; `bar` is the
+    smallest ratio of medians that passes, None where the row is for information.
+    """
+
+    against: str
+    program: str
+    S: int
+    bar: float | None
+    H: int = 8
+    backward: bool = False
+
+    @property
+    def name(self) -> str:
+        """Program, passes and length."""
+        passes = " with backward" if self.backward else ""
+        return f"{self.program}{passes}, S={self.S}"
+
+
+def duels(*, quick: bool) -> list[Duel]:
+    """All of them, or all of them at toy size."""
+    if quick:
+        short, H = (256, 512), 2
+        own = [("causal", 256, 1.7, H), ("documents", 256, 10.0, H)]
+        own += [("window", 512, 10.0, H)]
+    else:
+        short, H = (1024, 2048, 4096), 8
+        own = [("causal", 2048, 1.7, H), ("causal", 8192, 1.7, H)]
+        own += [("documents", 8192, 10.0, H), ("window", 16384, 10.0, 2)]
+    long = (256,) if quick else (2048, 4096, 8192)
+    bars = dict.fromkeys(("causal", "documents", "alibi", "soft cap"), 1.0)
+    return [
+        *(Duel("jax.nn", "dense", S, 2.0, H) for S in short),
+        *(Duel("jax.nn", "dense", S, 1.5, H, backward=True) for S in short),
+        *(Duel("dense", program, S, bar, heads) for program, S, bar, heads in own),
+        *(Duel("torch", p, S, b, H) for S in long for p, b in bars.items()),
+        *(Duel("torch", "dense", S, None, H) for S in long),
+    ]
+
+
+def measure(duel: Duel, samples: int, worker: Any) -> list[dict[str, Any]]:
+    """Both entrants in turn: a row of numbers for each, ours first."""
+    ours = Workload(duel.program, duel.S, duel.H, duel.backward)
+    dense = Workload("dense", duel.S, duel.H)
+    theirs = dense if duel.against == "dense" else ours
+    entries: list[Any] = [harness._compile(pliax(ours))]
+    if duel.against == "torch":
+        entries.append(torch_entry(worker, theirs))
+    else:
+        make = jax_nn if duel.against == "jax.nn" else pliax
+        entries.append(harness._compile(make(theirs)))
+    errors = [
+        harness._errors(entry, oracle(workload))
+        for entry, workload in zip(entries, (ours, theirs), strict=True)
+    ]
+    turns = [[_sample(entry) for entry in entries] for _ in range(1 + samples)]
+    times = zip(*turns[1:], strict=True)  # the first turn warms up
+    return [_row(duel, *x) for x in zip(entries, errors, times, strict=True)]
+
+
+def _sample(entry: Any) -> float:
+    time.sleep(PAUSE_S)
+    return entry.sample()
+
+
+def _row(duel: Duel, entry: Any, errors: Any, times: Any) -> dict[str, Any]:
+    sizes = {"B": 1, "S": duel.S, "H": duel.H, "D": D}
+    if isinstance(entry, TorchEntry):
+        row = {
+            "case": duel.name,
+            **sizes,
+            "rival": entry.rival.name,
+            "median_ms": float(np.median(times)),
+            "samples_ms": list(times),
+            "max_error": errors[0],
+            "mean_error": errors[1],
+            "temporary_memory_mib": None,
+            "compile_s": entry.compile_s,
+        }
+    else:
+        case = harness.Case(duel.name, lambda: None, (), sizes)
+        row = harness._row(case, entry, errors, times)
+    return {**row, "min_ms": min(times), "against": duel.against}
+
+
+def verdict(duel: Duel, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """How many times faster, and whether that passes."""
+    ours, theirs = rows
+    ratio = theirs["median_ms"] / ours["median_ms"]
+    return {
+        "case": duel.name,
+        "against": duel.against,
+        "ratio": ratio,
+        "ratio_of_minima": theirs["min_ms"] / ours["min_ms"],
+        "bar": duel.bar,
+        "passed": None if duel.bar is None else ratio >= duel.bar,
+    }
+
+
+def memory(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How temporary memory grows with S, for us and jax.nn; linear is as S does."""
+    rows = [row for row in rows if row["against"] == "jax.nn"]
+    lengths = sorted({row["S"] for row in rows})
+    verdicts = []
+    for passes in ("dense", "dense with backward"):
+        grown = {}
+        for rival in ("pliax", "jax.nn"):
+            small, large = (
+                row["temporary_memory_mib"]
+                for S in (lengths[0], lengths[-1])
+                for row in rows
+                if (row["case"], row["rival"]) == (f"{passes}, S={S}", rival)
+            )
+            grown[rival] = large / small
+        bar = lengths[-1] / lengths[0]
+        name = f"{passes}, S={lengths[0]} to {lengths[-1]}"
+        verdicts.append(
+            {"case": name, **grown, "bar": bar, "passed": grown["pliax"] <= bar}
+        )
+    return verdicts
+
+
+# --- report ---------------------------------------------------------------------------
+
+
+_MARKS = {True: "pass", False: "MISS", None: "-"}
+
+
+_HEADING = (
+    f"{'case':<28} {'against':<7} {'ours ms':>8} {'rival ms':>8} {'ratio':>6} "
+    f"{'minima':>6} {'bar':>4}      {'error':>7} {'rival':>7} {'MiB':>6} {'rival':>6}"
+)
+
+
+def report(duel: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """One line: medians, ratios, largest errors, temporary memory."""
+    ours, theirs = rows
+    bar = "-" if duel["bar"] is None else f"{duel['bar']:.1f}"
+    return (
+        f"{duel['case']:<28} {duel['against']:<7} {ours['median_ms']:8.1f} "
+        f"{theirs['median_ms']:8.1f} {duel['ratio']:6.2f} "
+        f"{duel['ratio_of_minima']:6.2f} {bar:>4} {_MARKS[duel['passed']]:<4} "
+        f"{ours['max_error']:7.0e} {theirs['max_error']:7.0e} "
+        f"{_mib(ours)} {_mib(theirs)}"
+    )
+
+
+def report_memory(growth: dict[str, Any]) -> str:
+    return (
+        f"temporary memory, {growth['case']}: {growth['pliax']:.1f} times, jax.nn "
+        f"{growth['jax.nn']:.1f} times, bar {growth['bar']:.0f} times: "
+        f"{_MARKS[growth['passed']]}"
+    )
+
+
+def _mib(row: dict[str, Any]) -> str:
+    """Torch has no plan of its memory to read."""
+    temporary = row["temporary_memory_mib"]
+    return f"{'-':>6}" if temporary is None else f"{temporary:6.1f}"
+
+
+# --- main -----------------------------------------------------------------------------
+
+
+def main() -> None:
+    options = _options()
+    jax.config.update("jax_platforms", "cpu")
+    environment = {**harness._environment(), "command": _command()}
+    samples = 3 if options.quick else options.samples
+    rows, verdicts, lines = [], [], []
+    with _worker(options) as worker:
+        torch = None if worker is None else worker.ask(do="versions")["torch"]
+        environment["versions"]["torch"] = torch
+        for duel in duels(quick=options.quick):
+            if duel.against == "torch" and worker is None:
+                continue
+            pair = measure(duel, samples, worker)
+            rows += pair
+            verdicts.append(verdict(duel, pair))
+            lines.append(report(verdicts[-1], pair))
+            print(lines[-1], flush=True)
+    growth = memory(rows)
+    print("", _HEADING, *lines, *map(report_memory, growth), sep="\n")
+    record = {**environment, "duels": verdicts, "memory": growth, "rows": rows}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"wrote {options.output}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="seconds, for a test")
+    parser.add_argument("--samples", type=int, default=9)
+    parser.add_argument("--torch-python", type=Path, help="a Python that has torch")
+    parser.add_argument("--without-torch", action="store_true")
+    parser.add_argument(
+        "--output", type=Path, default=harness.RESULTS / "attention_cpu.json"
+    )
+    return parser.parse_args()
+
+
+def _command() -> str:
+    """The command, without where this machine keeps its torch."""
+    words = [Path(sys.executable).name, *sys.argv]
+    for i, word in enumerate(words):
+        if word == "--torch-python":
+            words[i + 1] = "PATH"
+        elif word.startswith("--torch-python="):
+            words[i] = "--torch-python=PATH"
+    return " ".join(words)
+
+
+@contextlib.contextmanager
+def _worker(options: argparse.Namespace) -> Iterator[torch_flex_cpu.Torch | None]:
+    """A torch that waits for questions, or None."""
+    if options.without_torch:
+        yield None
+        return
+    python = options.torch_python or torch_flex_cpu.install()
+    with tempfile.TemporaryDirectory() as folder:
+        worker = torch_flex_cpu.start(python, Path(folder))
+        try:
+            yield worker
+        finally:
+            worker.close()
+
+
+if __name__ == "__main__":
+    main()

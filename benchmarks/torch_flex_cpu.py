@@ -1,0 +1,187 @@
+"""torch.compile(flex_attention) on a CPU, as a rival that lives in its own Python.
+
+Both ends of one pipe. The benchmark imports `Torch`, which needs no torch; run as a
+script by a Python that has torch, this file answers one JSON line with another:
+
+    {"do": "prepare", "program": "causal"}  ->  {"compile_s": 9.1, "output": "out.npy"}
+    {"do": "sample"}                        ->  {"ms": 41.7}
+
+The arrays lie as .npy files in one folder: q, k, v in torch's own layout (B, H, S, D),
+the document ids and the slopes of ALiBi. Samples are asked for one at a time, so that
+the rivals take turns; the time is taken beside the call and holds no part of the pipe.
+
+    python torch_flex_cpu.py FOLDER THREADS
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+TORCH = "2.13.0"
+CAP = 20.0
+
+
+# --- the benchmark's end --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Torch:
+    """A running worker and the folder that it shares with the benchmark."""
+
+    process: Any
+    folder: Path
+
+    def ask(self, **question: Any) -> dict[str, Any]:
+        """Send one question and wait for its answer."""
+        with contextlib.suppress(BrokenPipeError):  # then there is no answer either
+            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise RuntimeError(
+                f"torch: asked for {question}, found that its process ended with "
+                f"status {self.process.wait()}.\nIts last words stand above."
+            )
+        return json.loads(answer)
+
+    def save(self, **arrays: np.ndarray) -> None:
+        """Lay arrays into the folder, for the next `prepare`."""
+        for name, array in arrays.items():
+            np.save(self.folder / f"{name}.npy", array)
+
+    def close(self) -> None:
+        """End of input ends the worker."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+def start(python: Path, folder: Path) -> Torch:
+    """Start a worker on all cores; compiled code stays in `folder`, none is reused."""
+    command = [python, __file__, folder, os.cpu_count()]
+    process = subprocess.Popen(
+        [str(word) for word in command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")},
+    )
+    return Torch(process, folder)
+
+
+def install() -> Path:
+    """A Python with this torch, made once in the user's cache folder."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    environment = cache / "pliax" / f"torch-{TORCH}"
+    python, done = environment / "bin" / "python", environment / "complete"
+    if done.exists():
+        return python
+    if shutil.which("python3.11") is None:
+        raise RuntimeError(
+            f"torch {TORCH}: its CPU build was asked for, found no python3.11 to "
+            "install it on.\nInstall one, name another with --torch-python PATH, or "
+            "leave this rival out with --without-torch."
+        )
+    subprocess.run(["python3.11", "-m", "venv", str(environment)], check=True)
+    pip = [str(python), "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, f"torch=={TORCH}", "numpy"], check=True)
+    done.touch()
+    return python
+
+
+# --- torch's end ----------------------------------------------------------------------
+
+
+def main() -> None:
+    import torch  # pyright: ignore[reportMissingImports]  # the worker alone has it
+
+    folder, threads = Path(sys.argv[1]), int(sys.argv[2])
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(False)
+    call = None
+    for line in sys.stdin:
+        question = json.loads(line)
+        match question.pop("do"):
+            case "versions":
+                answer = {"torch": torch.__version__, "numpy": np.__version__}
+            case "prepare":
+                call, answer = _prepare(torch, folder, **question)
+            case "sample":
+                answer = {"ms": 1e3 * _time(call)}
+            case unknown:
+                raise ValueError(f"torch_flex_cpu: no such question: {unknown!r}")
+        print(json.dumps(answer), flush=True)
+
+
+def _prepare(torch: Any, folder: Path, program: str) -> Any:
+    """Compile one program for the arrays in the folder, warm it up, save its output."""
+    from torch.nn.attention import (  # pyright: ignore[reportMissingImports]
+        flex_attention as flex,
+    )
+
+    torch._dynamo.reset()
+    names = ("q", "k", "v", "ids", "slopes")
+    q, k, v, ids, slopes = (
+        torch.from_numpy(np.load(folder / f"{name}.npy")) for name in names
+    )
+    score_mod, mask_mod = _mods(torch, ids, slopes)[program]
+    block_mask = None
+    if mask_mod is not None:
+        length = q.shape[2]
+        block_mask = flex.create_block_mask(
+            mask_mod, None, None, length, length, device="cpu"
+        )
+    compiled = torch.compile(flex.flex_attention, dynamic=False)
+
+    def call() -> Any:
+        return compiled(q, k, v, score_mod=score_mod, block_mask=block_mask)
+
+    first, second = _time(call), _time(call)
+    np.save(folder / "out.npy", call().numpy())
+    return call, {"compile_s": first - second, "output": "out.npy"}
+
+
+def _mods(torch: Any, ids: Any, slopes: Any) -> dict[str, tuple[Any, Any]]:
+    """score_mod and mask_mod of every program, under the benchmark's names."""
+
+    def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return q >= k
+
+    def documents(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return (ids[q] == ids[k]) & (q >= k)
+
+    def alibi(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return score + slopes[h] * (k - q)
+
+    def soft_cap(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return CAP * torch.tanh(score / CAP)
+
+    return {
+        "dense": (None, None),
+        "causal": (None, causal),
+        "documents": (None, documents),
+        "alibi": (alibi, causal),
+        "soft cap": (soft_cap, causal),
+    }
+
+
+def _time(call: Any) -> float:
+    """Seconds of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

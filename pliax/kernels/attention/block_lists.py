@@ -1,0 +1,129 @@
+"""Blocks of a mask as lists and as matrices, one the inverse of the other.
+
+    all_lists : partial, full  ->  lists by row and by column
+    spread    : lists by row   ->  partial, full
+
+Matrices are bool (B, H, rows, columns): there is one entry a block, never one a score.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Int
+
+from pliax.core.typing import Leaf
+
+
+class BlockLists(NamedTuple):
+    """For every row of blocks the columns to visit: partial ones and full ones.
+
+    Attributes:
+        num: How many are partial, int32 (B, H, rows).
+        indices: Which, ascending, the first `num` valid; int32 (B, H, rows, columns).
+        full_num: How many are full.
+        full_indices: Which.
+    """
+
+    num: Leaf
+    indices: Leaf
+    full_num: Leaf
+    full_indices: Leaf
+
+
+def dense_lists(
+    lengths: tuple[int, int], blocks: tuple[int, int], *, transposed: bool
+) -> BlockLists:
+    """Every block: full, but for those which reach beyond the end."""
+    full = whole_blocks(lengths, blocks)
+    full = jnp.swapaxes(full, 2, 3) if transposed else full
+    return BlockLists(*_list_blocks(~full), *_list_blocks(full))
+
+
+@jax.jit
+def all_lists(
+    partial: Bool[Array, "B H R C"], full: Bool[Array, "B H R C"]
+) -> tuple[Array, ...]:
+    """Partial and full blocks by row, then by column: the fields of a BlockMask."""
+    return (
+        *_list_blocks(partial),
+        *_list_blocks(full),
+        *_list_blocks(jnp.swapaxes(partial, 2, 3)),
+        *_list_blocks(jnp.swapaxes(full, 2, 3)),
+    )
+
+
+@jax.jit(static_argnums=1)
+def spread(
+    lists: BlockLists, columns: int
+) -> tuple[Bool[Array, "B H R C"], Bool[Array, "B H R C"]]:
+    """The inverse of listing: which blocks are partial, and which are full."""
+
+    def row(num: Array, indices: Array) -> Array:
+        valid = (jnp.arange(len(indices), dtype=jnp.int32) < num) & (indices >= 0)
+        places = jnp.where(valid, indices, columns)
+        return jnp.zeros(columns, bool).at[places].set(True, mode="drop")
+
+    rows = jax.vmap(jax.vmap(jax.vmap(row)))
+    return rows(lists.num, lists.indices), rows(lists.full_num, lists.full_indices)
+
+
+def with_ragged_partial(
+    partial: Bool[Array, "B H R C"],
+    full: Bool[Array, "B H R C"],
+    lengths: tuple[int, int],
+    sizes: tuple[int, int],
+) -> tuple[Bool[Array, "B H R C"], Bool[Array, "B H R C"]]:
+    """A block that reaches beyond the end is never full."""
+    whole = whole_blocks(lengths, sizes)
+    return partial | (full & ~whole), full & whole
+
+
+def block_counts(lengths: tuple[int, int], sizes: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of blocks."""
+    return -(-lengths[0] // sizes[0]), -(-lengths[1] // sizes[1])
+
+
+def whole_blocks(
+    lengths: tuple[int, int], sizes: tuple[int, int]
+) -> Bool[Array, "1 1 R C"]:
+    """Which blocks do not reach beyond the end."""
+    rows, columns = (
+        (jnp.arange(count, dtype=jnp.int32) + 1) * size <= length
+        for count, size, length in zip(
+            block_counts(lengths, sizes), sizes, lengths, strict=True
+        )
+    )
+    return (rows[:, None] & columns[None, :])[None, None]
+
+
+def listed(
+    num: Int[np.ndarray, "*rows"], indices: Int[np.ndarray, "*rows W"]
+) -> Bool[np.ndarray, "*rows W"]:
+    """Which entries of the lists are valid."""
+    return np.arange(indices.shape[-1]) < num[..., None]
+
+
+def known(arrays: Sequence[Any]) -> bool:
+    """Whether the contents are at hand: not traced, donated or on another host."""
+    return all(
+        isinstance(x, np.ndarray)
+        or (
+            isinstance(x, jax.Array)
+            and not isinstance(x, Tracer)
+            and not x.is_deleted()
+            and x.is_fully_addressable
+        )
+        for x in arrays
+    )
+
+
+def _list_blocks(
+    blocks: Bool[Array, "B H R C"],
+) -> tuple[Int[Array, "B H R"], Int[Array, "B H R C"]]:
+    """Number of True columns of each row, and their indices in front, ascending."""
+    indices = jnp.argsort(~blocks, axis=-1, stable=True)
+    return jnp.sum(blocks, axis=-1, dtype=jnp.int32), indices.astype(jnp.int32)

@@ -1,0 +1,138 @@
+"""Derivatives of a kernel: its own backward pass, and the definition for what is left.
+
+    reverse mode    the kernel's forward and backward passes
+    forward mode    tangents from the definition
+    second order    derivatives of both passes, from the definition
+
+A kernel is a pair of functions that JAX never differentiates, so that they may loop
+over as many blocks as the data say. What comes from the definition needs its memory.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from pliax.core.linear_maps import linear_map
+from pliax.core.manual_axes import sum_like
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation, given by its two passes.
+
+    Attributes:
+        forward: `(arrays, score_mod, block_mask) -> (out, lse, maximum)`.
+        backward: `(arrays, score_mod, block_mask, (out, lse), (d_out, d_lse))` to the
+            gradients of the arrays and of the floating arrays `score_mod` captured.
+        definition: The same meaning as `forward`, which JAX differentiates.
+    """
+
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+    definition: Callable[..., Any]
+
+
+def attend(
+    kernel: Kernel, arrays: tuple[Array, ...], score_mod: Any, block_mask: Any
+) -> tuple[Array, Array, Array]:
+    """Output, log-sum-exp and maximum (no gradient), differentiable as said above."""
+    out, lse, maximum = _attend(kernel, arrays, score_mod, block_mask)
+    return out, lse, jax.lax.stop_gradient(maximum)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _attend(kernel: Kernel, arrays: Any, score_mod: Any, block_mask: Any) -> Any:
+    return kernel.forward(arrays, score_mod, block_mask)
+
+
+@_attend.defjvp
+def _attend_jvp(kernel: Kernel, primals: Any, tangents: Any) -> Any:
+    results = _attend(kernel, *primals)
+    d_results = linear_map(
+        partial(_tangents, kernel),
+        partial(_cotangents, kernel),
+        (*primals, results[:2]),
+        (tangents[0], _floating_tangents(primals[1], tangents[1])),
+    )
+    return results, (*d_results, jnp.zeros_like(results[2]))
+
+
+def _tangents(kernel: Kernel, residuals: Any, tangents: Any) -> Any:
+    """Tangents of output and log-sum-exp."""
+    arrays, score_mod, block_mask, _ = residuals
+    attend = partial(_define, kernel, score_mod, block_mask)
+    return jax.jvp(attend, (arrays, floating_captures(score_mod)), tangents)[1]
+
+
+def _cotangents(kernel: Kernel, residuals: Any, cotangents: Any) -> Any:
+    """Gradients, in the dtypes of what they belong to and shared where that is."""
+    arrays, score_mod, *_ = residuals
+    gradients = _backward(kernel, *residuals, cotangents)
+    primals = (arrays, floating_captures(score_mod))
+    return jax.tree.map(lambda d, x: sum_like(d, x).astype(x.dtype), gradients, primals)
+
+
+def _define(
+    kernel: Kernel, score_mod: Any, block_mask: Any, arrays: Any, floating: Any
+) -> tuple[Array, Array]:
+    mod = with_floating_captures(score_mod, floating)
+    return kernel.definition(arrays, mod, block_mask)[:2]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _backward(kernel: Kernel, *residuals: Any) -> Any:
+    return kernel.backward(*residuals)
+
+
+@_backward.defjvp
+def _backward_jvp(kernel: Kernel, primals: Any, tangents: Any) -> Any:
+    """Output and log-sum-exp depend on the arrays, whose tangents say it all."""
+    arrays, score_mod, block_mask, _, cotangents = primals
+    d_arrays, d_score_mod, _, _, d_cotangents = tangents
+    gradients = _backward(kernel, *primals)
+
+    def defined(arrays: Any, floating: Any, cotangents: Any) -> Any:
+        attend = partial(_define, kernel, score_mod, block_mask)
+        d = jax.vjp(attend, arrays, floating)[1](cotangents)
+        return jax.tree.map(lambda x, like: x.astype(like.dtype), d, gradients)
+
+    _, d_gradients = jax.jvp(
+        defined,
+        (arrays, floating_captures(score_mod), cotangents),
+        (d_arrays, _floating_tangents(score_mod, d_score_mod), d_cotangents),
+    )
+    return gradients, d_gradients
+
+
+# --- what score_mod captured ----------------------------------------------------------
+
+
+def floating_captures(score_mod: Any) -> tuple[Array, ...]:
+    """The captured arrays that have gradients."""
+    captured = () if score_mod is None else score_mod.captured
+    return tuple(x for x in captured if _is_floating(x))
+
+
+def with_floating_captures(score_mod: Any, floating: Sequence[Array]) -> Any:
+    """The same mod with other contents of these arrays."""
+    if score_mod is None:
+        return None
+    rest = iter(floating)
+    captured = tuple(next(rest) if _is_floating(x) else x for x in score_mod.captured)
+    return replace(score_mod, captured=captured)
+
+
+def _floating_tangents(score_mod: Any, tangent: Any) -> tuple[Array, ...]:
+    if score_mod is None:
+        return ()
+    pairs = zip(score_mod.captured, tangent.captured, strict=True)
+    return tuple(t for x, t in pairs if _is_floating(x))
+
+
+def _is_floating(x: Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
