@@ -12,7 +12,7 @@ from pliax.core.manual_axes import varying_axes
 from pliax.core.typing import Leaf
 from pliax.kernels._backends import Backend, check_options, choose
 
-from . import derivatives, reference, xla
+from . import decoding, derivatives, reference, xla
 from .arguments import (
     as_arrays,
     check_arrays,
@@ -71,14 +71,22 @@ def _attend_xla(query: Array, key: Array, value: Array, **rest: Any) -> Any:
             *arrays, score_mod=score_mod, block_mask=block_mask, scale=scale
         )
 
-    forward, backward = partial(xla.forward, layout), partial(xla.backward, layout)
-    kernel = derivatives.Kernel(forward, backward, definition)
+    forward = xla.forward if layout.splits == 1 else decoding.forward
+    kernel = derivatives.Kernel(
+        partial(forward, layout), partial(xla.backward, layout), definition
+    )
     return derivatives.attend(kernel, (query, key, value), score_mod, block_mask)
 
 
 BACKENDS = (
     Backend("reference", reference.attend, _anything, priority=0),
-    Backend("xla", _attend_xla, _anything, priority=1, options=("block_q", "block_kv")),
+    Backend(
+        "xla",
+        _attend_xla,
+        _anything,
+        priority=1,
+        options=("block_q", "block_kv", "splits"),
+    ),
 )
 _MAKE_MASK = "Make one with px.create_block_mask(mask_mod, B, H, q_len, kv_len)."
 _MAKE_REQUEST = "Make one with px.AuxRequest(lse=True), or max_scores=True."
@@ -122,7 +130,8 @@ def flex_attention(
             linear memory). None takes the fastest that supports the arguments; a name
             never falls back.
         kernel_options: For "xla": `block_q`, `block_kv`, queries and keys of a block
-            when there is no block_mask.
+            when there is no block_mask; `splits`, parts the keys are cut into, which
+            fewer than 128 queries have several of on a GPU by default.
 
     Returns:
         The output, (B, T, H, V), in the query's dtype; with `return_aux` the pair

@@ -45,7 +45,7 @@ def close_mask_mod(mask_mod: Any) -> ClosedFunction:
 
 
 def close_score_mod(
-    score_mod: Any, dtype: Any, axes: frozenset[str]
+    score_mod: Any, dtype: Any, axes: frozenset[str] = frozenset()
 ) -> ClosedFunction | None:
     """Trace a score_mod for scores of `dtype`, which vary over mesh `axes`.
 
@@ -222,9 +222,10 @@ def check_kernel_options(kernel_options: Any, block_mask: Any) -> dict[str, int]
             f"flex_attention: kernel_options must be at least 1, found {wrong}.\n"
             f"{remedy}"
         )
-    if options and block_mask is not None:
+    blocks = {name: n for name, n in options.items() if name != "splits"}
+    if blocks and block_mask is not None:
         raise ValueError(
-            f"flex_attention: kernel_options {options} were given together with a "
+            f"flex_attention: kernel_options {blocks} were given together with a "
             f"block_mask, whose block_size {block_mask.block_size} is used.\n"
             "Leave kernel_options out, and pass block_size to create_block_mask."
         )

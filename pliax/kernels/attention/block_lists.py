@@ -34,25 +34,16 @@ class BlockLists(NamedTuple):
     full_indices: Leaf
 
 
-def dense_lists(
-    lengths: tuple[int, int], blocks: tuple[int, int], *, transposed: bool
-) -> BlockLists:
-    """Every block: full, but for those which reach beyond the end."""
-    full = whole_blocks(lengths, blocks)
-    full = jnp.swapaxes(full, 2, 3) if transposed else full
-    return BlockLists(*_list_blocks(~full), *_list_blocks(full))
-
-
 @jax.jit
 def all_lists(
     partial: Bool[Array, "B H R C"], full: Bool[Array, "B H R C"]
 ) -> tuple[Array, ...]:
     """Partial and full blocks by row, then by column: the fields of a BlockMask."""
     return (
-        *_list_blocks(partial),
-        *_list_blocks(full),
-        *_list_blocks(jnp.swapaxes(partial, 2, 3)),
-        *_list_blocks(jnp.swapaxes(full, 2, 3)),
+        *list_blocks(partial),
+        *list_blocks(full),
+        *list_blocks(jnp.swapaxes(partial, 2, 3)),
+        *list_blocks(jnp.swapaxes(full, 2, 3)),
     )
 
 
@@ -121,7 +112,7 @@ def known(arrays: Sequence[Any]) -> bool:
     )
 
 
-def _list_blocks(
+def list_blocks(
     blocks: Bool[Array, "B H R C"],
 ) -> tuple[Int[Array, "B H R"], Int[Array, "B H R C"]]:
     """Number of True columns of each row, and their indices in front, ascending."""

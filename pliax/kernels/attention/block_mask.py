@@ -38,7 +38,6 @@ from .block_lists import (
     BlockLists as BlockLists,
     all_lists,
     block_counts,
-    dense_lists as dense_lists,
     known,
     listed,
     spread,
@@ -46,7 +45,7 @@ from .block_lists import (
 )
 from .classification import classify
 from .masks import noop_mask
-from .tiles import mask_tile
+from .tiles import broadcast
 
 
 _PICTURES = 4  # of batch and heads, in a drawing
@@ -527,5 +526,5 @@ def _from_blocks(
 def _dense_mask(
     mask_mod: ClosedFunction, sizes: tuple[int, int, int, int]
 ) -> Bool[Array, "B H T S"]:
-    tiles = jax.vmap(mask_tile, (None, 0, None, None, None))
-    return tiles(mask_mod, *(jnp.arange(n, dtype=jnp.int32) for n in sizes))
+    b, h, q_idx, kv_idx = jnp.ix_(*(jnp.arange(n, dtype=jnp.int32) for n in sizes))
+    return jnp.broadcast_to(broadcast(mask_mod, 4, b, h, q_idx, kv_idx), sizes)

@@ -21,7 +21,7 @@ from pliax.core.jaxprs import ClosedFunction
 from pliax.core.manual_axes import vary, varying_axes
 
 from .intervals import bounds
-from .tiles import mask_tile
+from .tiles import broadcast
 
 
 # Scores evaluated at once: 64 tiles of 128 x 128, 4 MiB for each int32 the mask needs.
@@ -187,7 +187,8 @@ def _look_at_tile(
     def visible(i: Array) -> Array:
         q_idx = positions(i // pieces.counts[1], 0, r)
         kv_idx = positions(i % pieces.counts[1], 1, c)
-        return mask_tile(mask_mod, b, h[None], q_idx, kv_idx)
+        b_and_h = (x[None, None] for x in (b, h))
+        return broadcast(mask_mod, 2, *b_and_h, q_idx[:, None], kv_idx[None, :])
 
     def step(i: Array, state: Any) -> Any:
         seen = visible(i)

@@ -80,7 +80,8 @@ def _without_unseen(
     sees = jnp.any(visible, axis=4)[..., None]
     seen = jnp.any(visible, axis=(2, 3))[..., None]
     q = jnp.where(sees, q, jnp.zeros_like(q))
-    return q, *(jnp.where(seen, x, jnp.zeros_like(x)) for x in (k, v))
+    k, v = (jnp.where(seen, x, jnp.zeros_like(x)) for x in (k, v))
+    return q, k, v
 
 
 def _softmax(

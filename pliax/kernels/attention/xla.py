@@ -2,8 +2,7 @@
 
 A row of query blocks walks over the key blocks its mask lists and keeps, for every
 query, the running maximum m, the sum l and the unnormalised output. Empty blocks are
-never touched, full blocks skip `mask_mod` and are visited several at a time where they
-stand side by side.
+never touched, full ones skip `mask_mod`; a visit takes a square of full ones at once.
 
     forward    s = score_mod(scale q k),  m, l, o                    -> out, lse
     backward   p = exp(s - lse),  ds = p (do v - delta)              -> dq of the row,
@@ -19,8 +18,6 @@ References:
     Dao, "FlashAttention-2", 2023, Algorithms 1 and 2.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -36,77 +33,30 @@ from .block_mask import BlockMask
 from .derivatives import floating_captures, with_floating_captures
 from .tiles import (
     Place,
-    block_positions,
     broadcast,
     look,
     modify,
     retreat,
     softmax_dtype,
 )
+from .walking import Layout, Visit, each_row, over_rows, row_lists, visit_all, walk
 
 
-_DENSE_BLOCKS = (256, 512)
-# Keys a visit of full blocks takes at once: below, the fixed cost of a visit shows.
-_WIDE = 512
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What is static about one call.
-
-    Attributes:
-        scale: Factor of the products.
-        lengths: Queries and keys.
-        blocks: Queries and keys of a block.
-        heads: Key heads, and query heads of each.
-        wide: Key blocks that a visit of full blocks takes at once.
-    """
-
-    scale: float
-    lengths: tuple[Any, Any]
-    blocks: tuple[Any, Any]
-    heads: tuple[int, int]
-    wide: int
-
-
-class _Visits(NamedTuple):
-    """What each row visits, (R, Bm, Km, Gm[, C]): the first `num` of `columns`."""
-
-    num: Leaf
-    columns: Leaf
-
-
-class _Lists(NamedTuple):
-    """Partial blocks, full ones, and wide runs of full ones by their first block."""
-
-    partial: _Visits
-    full: _Visits
-    wide: _Visits | None
-
-
-class _Visit(NamedTuple):
-    """One step of a walk.
-
-    Attributes:
-        columns: The key block of each list, (Bm, Km, Gm).
-        active: Whether the list is not yet at its end; None if there is one list.
-        blocks: Blocks taken at once, from `columns` on.
-        partly: Whether `mask_mod` must be asked.
-    """
-
-    columns: Leaf
-    active: Leaf
-    blocks: int
-    partly: bool
+_BLOCKS = (256, 512)
+# Queries and keys a visit of full blocks takes at once. Smaller visits read the same
+# keys more often: on 2 CPU cores a score costs 1.3 times as much in blocks of 128.
+_SQUARE = 256
+# Fewer queries than this are decoding: a visit takes more keys, to be worth its cost.
+_FEW, _FEW_KEYS = 128, 2048
 
 
 class _Statistics(NamedTuple):
-    """What backward needs of the forward pass, by rows.
+    """What backward needs of the forward pass: of all queries, or of a row of blocks.
 
     Attributes:
-        lse: Log-sum-exp, (R, B, K, G, M).
+        lse: Log-sum-exp, (B, T, H) or (B, K, G, M).
         delta: sum(d_out out) - d_lse, likewise.
-        d_out: Gradient of the output, (R, B, K, G, M, V).
+        d_out: Gradient of the output, (B, T, H, V) or (B, K, G, M, V).
     """
 
     lse: Leaf
@@ -120,19 +70,41 @@ def layout(
     block_mask: BlockMask | None,
     *,
     scale: float,
-    block_q: int = _DENSE_BLOCKS[0],
-    block_kv: int = _DENSE_BLOCKS[1],
+    block_q: int = _BLOCKS[0],
+    block_kv: int | None = None,
+    splits: int | None = None,
 ) -> Layout:
     """The blocks of a call: those of its mask, or the given ones, at most T and S."""
     lengths = (query.shape[1], key.shape[1])
     heads = (key.shape[2], query.shape[2] // key.shape[2])
+    few = isinstance(lengths[0], int) and lengths[0] < _FEW
+    if splits is None:
+        splits = _splits(query.shape[0] * heads[0]) if few else 1
+    visited = (1, _FEW_KEYS) if few else (_SQUARE, _SQUARE)
     if block_mask is not None:
-        block_q, block_kv = block_mask.block_size
-    pairs = zip((block_q, block_kv), lengths, strict=True)
+        sizes = block_mask.block_size
+    else:
+        sizes = (block_q, block_kv or (_FEW_KEYS // splits if few else _BLOCKS[1]))
+    pairs = zip(sizes, lengths, strict=True)
     blocks = tuple(min(b, n) if isinstance(n, int) else b for b, n in pairs)
-    whole = lengths[1] // blocks[1] if isinstance(lengths[1], int) else 1
-    wide = 1 if block_mask is None else min(_WIDE // blocks[1], whole)
-    return Layout(scale, lengths, (blocks[0], blocks[1]), heads, max(wide, 1))
+    square = (1, 1)
+    if block_mask is not None and splits == 1:
+        counts = block_mask.kv_indices.shape[2:]
+        square = tuple(
+            max(1, min(size // block, count)) if isinstance(count, int) else 1
+            for size, block, count in zip(visited, blocks, counts, strict=True)
+        )
+    return Layout(scale, lengths, (*blocks,), heads, (*square,), splits)
+
+
+def _splits(products: Any) -> int:
+    """Enough parts of the keys to keep a GPU's 132 multiprocessors (H200) busy.
+
+    A CPU does one product after another: there a longer one is better than several.
+    """
+    if jax.default_backend() == "cpu" or not isinstance(products, int):
+        return 1
+    return max(1, min(16, 128 // products))
 
 
 def forward(
@@ -141,19 +113,35 @@ def forward(
     """Output in the query's dtype, log-sum-exp and maximum."""
     axes = varying_axes(arrays, score_mod, block_mask)
     arrays, score_mod, block_mask = vary((arrays, score_mod, block_mask), axes)
-    tile, q = split(layout, arrays, score_mod, block_mask)
-    start = vary(online_softmax_start(q[0], tile.v.shape[-1]), axes)
+    query, tile = split(layout, arrays, score_mod, block_mask)
 
-    def row(carry: Any, r: Array, q: Array, lists: Any) -> Any:
-        def visit(at: _Visit, state: Any) -> Any:
-            scores, visible = tile.scores(q, r, at)
-            return online_softmax(state, scores, tile.values(at, visible))
+    def row(carry: Any, r: Array, lists: Any) -> Any:
+        q = row_of(layout, query, r, 1)
+        start = vary(online_softmax_start(q, tile.v.shape[-1]), axes)
+        return carry, walk(partial(fold, tile, q, r), lists, start)
 
-        return carry, normalise(*_walk(layout, visit, lists, start))
+    def rows(results: Any, r: Array, lists: Any) -> Any:
+        _, state = each_row(layout, row, (), r, lists)
+        if lists.square is not None:
+            q = row_of(layout, query, r, layout.square[0])
+            visit = partial(fold, tile, q, r)
+            state = visit_all(visit, lists.square, layout.square, False, state)
+        return tuple(
+            put_row(layout, whole, r, part)
+            for whole, part in zip(results, normalise(*state), strict=True)
+        )
 
-    _, results = _over_rows(row, (), q, _row_lists(layout, block_mask))
-    out, lse, maximum = (join_rows(layout, x) for x in results)
-    return out.astype(arrays[0].dtype), lse, maximum
+    lists = row_lists(layout, block_mask)
+    results = vary(tile.no_results(query), axes)
+    results = over_rows(layout, rows, results, lists)
+    out, lse, maximum = (x[:, : layout.lengths[0]] for x in results)
+    return out, lse, maximum
+
+
+def fold(tile: "Tile", q: Array, r: Array, at: Visit, state: Any) -> Any:
+    """Fold one visit into the state of the softmax."""
+    scores, visible = tile.scores(q, r, at)
+    return online_softmax(state, scores, tile.values(at, visible))
 
 
 def backward(
@@ -170,40 +158,49 @@ def backward(
     """
     axes = varying_axes(arrays, score_mod, block_mask, cotangents)
     arrays, score_mod, block_mask = vary((arrays, score_mod, block_mask), axes)
-    tile, q = split(layout, arrays, score_mod, block_mask)
-    lists = _row_lists(layout, block_mask)
-    # Sums have an axis for each list: steps of different lists meet different keys.
-    own_batch, _, private = lists.partial.num.shape[1:]
-    batch = own_batch if own_batch != 1 else arrays[1].shape[0]
+    query, tile = split(layout, arrays, score_mod, block_mask)
     statistics = _statistics(layout, results, cotangents)
     dtype = statistics.lse.dtype
 
-    def row(sums: Any, r: Array, q: Array, statistics: Any, lists: Any) -> Any:
-        def visit(at: _Visit, state: Any) -> Any:
-            d_q, d_k, d_v, d_captured = state
-            weights, d_scores, more, keys = _gradients(tile, q, statistics, r, at)
-            d_q += weigh(d_scores, keys.astype(dtype))
-            d_k = tile.add(d_k, at, _weigh_queries(d_scores, q.astype(dtype), d_k))
-            d_v = tile.add(d_v, at, _weigh_queries(weights, statistics.d_out, d_v))
-            return d_q, d_k, d_v, jax.tree.map(jnp.add, d_captured, more)
+    def of_rows(r: Array, count: int) -> tuple[Array, _Statistics]:
+        of = _Statistics(*(row_of(layout, x, r, count) for x in statistics))
+        q = row_of(layout, query, r, count)
+        return jnp.where((of.lse != -jnp.inf)[..., None], q, jnp.zeros_like(q)), of
 
-        sees = (statistics.lse != -jnp.inf)[..., None]
-        q = jnp.where(sees, q, jnp.zeros_like(q))
+    def add(q: Array, of: _Statistics, r: Array, at: Visit, sums: Any) -> Any:
+        d_q, d_k, d_v, d_captured = sums
+        weights, d_scores, more, keys = _gradients(tile, q, of, r, at)
+        d_q += weigh(d_scores, keys.astype(dtype))
+        d_k = tile.add(d_k, at, d_scores, q.astype(dtype))
+        d_v = tile.add(d_v, at, weights, of.d_out)
+        return d_q, d_k, d_v, jax.tree.map(jnp.add, d_captured, more)
+
+    def row(sums: Any, r: Array, lists: Any) -> Any:
+        q, of = of_rows(r, 1)
         start = vary(jnp.zeros(q.shape, dtype), axes)
-        d_q, *sums = _walk(layout, visit, lists, (start, *sums))
+        d_q, *sums = walk(partial(add, q, of, r), lists, (start, *sums))
         return tuple(sums), d_q
 
+    def rows(sums: Any, r: Array, lists: Any) -> Any:
+        total_q, *sums = sums
+        sums, d_q = each_row(layout, row, tuple(sums), r, lists)
+        if lists.square is not None:
+            visit = partial(add, *of_rows(r, layout.square[0]), r)
+            state = (d_q, *sums)
+            state = visit_all(visit, lists.square, layout.square, False, state)
+            d_q, *sums = state
+        return (put_row(layout, total_q, r, d_q), *sums)
+
+    lists = row_lists(layout, block_mask)
     nothing = (
-        *(
-            jnp.zeros((batch, x.shape[1], private, *x.shape[3:]), dtype)
-            for x in (tile.k, tile.v)
-        ),
+        jnp.zeros(query.shape, dtype),
+        *(tile.nothing(x, lists.partial.num[0], dtype) for x in (tile.k, tile.v)),
         tuple(jnp.zeros(x.shape, dtype) for x in floating_captures(score_mod)),
     )
-    sums, d_q = _over_rows(row, vary(nothing, axes), q, statistics, lists)
-    d_k, d_v, d_captured = sums
-    d_keys = (_join_keys(layout, x, arrays[1].shape[0]) for x in (d_k, d_v))
-    return (join_rows(layout, d_q), *d_keys), d_captured
+    sums = over_rows(layout, rows, vary(nothing, axes), lists)
+    d_q, d_k, d_v, d_captured = sums
+    d_k, d_v = (_join_keys(layout, x, arrays[1].shape[0]) for x in (d_k, d_v))
+    return (d_q[:, : layout.lengths[0]], d_k, d_v), d_captured
 
 
 def _statistics(layout: Layout, results: Any, cotangents: Any) -> _Statistics:
@@ -211,13 +208,13 @@ def _statistics(layout: Layout, results: Any, cotangents: Any) -> _Statistics:
     out, lse = results
     d_out, d_lse = (x.astype(lse.dtype) for x in cotangents)
     delta = jnp.sum(d_out * out.astype(lse.dtype), axis=-1) - d_lse
-    edge = _split_rows(layout, lse, mode="edge")
-    zero = (_split_rows(layout, x, mode="constant") for x in (delta, d_out))
-    return _Statistics(edge, *zero)
+    rows = layout.blocks[0] * layout.square[0]
+    zero = (_fill(x, rows, "constant") for x in (delta, d_out))
+    return _Statistics(_fill(lse, rows, "edge"), *zero)
 
 
 def _gradients(
-    tile: "Tile", q: Array, statistics: _Statistics, r: Array, at: _Visit
+    tile: "Tile", q: Array, statistics: _Statistics, r: Array, at: Visit
 ) -> tuple[Float[Array, "B K G M N"], Float[Array, "B K G M N"], Any, Array]:
     """Weights, gradients of the products and of what was captured; and the keys."""
     lse, delta = (x[..., None] for x in statistics[:2])
@@ -248,99 +245,6 @@ def _gradients(
     return weights, d_scores, d_captured, tile.keys(at, visible)
 
 
-# --- walking over blocks --------------------------------------------------------------
-
-
-def _row_lists(layout: Layout, block_mask: BlockMask | None) -> _Lists:
-    """What each row of blocks visits."""
-    if block_mask is None:
-        return _dense_lists(layout)
-    partial, full = (
-        _Visits(_by_row(layout, num), _by_row(layout, columns))
-        for num, columns in (
-            (block_mask.kv_num_blocks, block_mask.kv_indices),
-            (block_mask.full_kv_num_blocks, block_mask.full_kv_indices),
-        )
-    )
-    if layout.wide == 1:
-        return _Lists(partial, full, None)
-    return _Lists(partial, *_take_runs(full, layout.wide))
-
-
-def _by_row(
-    layout: Layout, x: Int[Array, "Bm Hm R ..."]
-) -> Int[Array, "R Bm Km Gm *C"]:
-    heads = (1, 1) if x.shape[1] == 1 else layout.heads
-    return jnp.moveaxis(x.reshape(x.shape[0], *heads, *x.shape[2:]), 3, 0)
-
-
-def _dense_lists(layout: Layout) -> _Lists:
-    """Every key block: full, but for a last one that reaches beyond the end."""
-    (T, S), (M, N) = layout.lengths, layout.blocks
-    rows, columns = -(-T // M), -(-S // N)
-    whole = jnp.arange(columns, dtype=jnp.int32)
-    num = jnp.sum((whole + 1) * N <= S, dtype=jnp.int32)
-    last = jnp.full((1,), columns - 1, jnp.int32)
-    shape = (rows, 1, 1, 1)
-
-    def everywhere(num: Array, columns: Array) -> _Visits:
-        columns = jnp.broadcast_to(columns, (*shape, *columns.shape))
-        return _Visits(jnp.broadcast_to(num, shape), columns)
-
-    return _Lists(everywhere(columns - num, last), everywhere(num, whole), None)
-
-
-def _take_runs(full: _Visits, wide: int) -> tuple[_Visits, _Visits]:
-    """Runs of `wide` neighbours that start at a multiple of it, taken out of a list."""
-    position = jax.lax.broadcasted_iota(jnp.int32, full.columns.shape, 4)
-    ends = jnp.roll(full.columns, 1 - wide, axis=-1) == full.columns + wide - 1
-    inside = position + wide <= full.num[..., None]
-    starts = inside & ends & (full.columns % wide == 0)
-    taken = starts
-    for step in range(1, wide):
-        taken = taken | jnp.roll(starts, step, axis=-1)
-    single = (position < full.num[..., None]) & ~taken
-    runs = _compact(full.columns, starts)
-    runs = _Visits(runs.num, runs.columns[..., : full.columns.shape[-1] // wide])
-    return _compact(full.columns, single), runs
-
-
-def _compact(columns: Array, chosen: Bool[Array, "..."]) -> _Visits:
-    order = jnp.argsort(~chosen, axis=-1, stable=True)
-    columns = jnp.take_along_axis(columns, order, axis=-1)
-    return _Visits(jnp.sum(chosen, axis=-1, dtype=jnp.int32), columns)
-
-
-def _walk(layout: Layout, visit: Callable[..., Any], lists: _Lists, state: Any) -> Any:
-    """Visit the blocks of one row: wide runs, then full ones, then partial ones."""
-    if lists.wide is not None:
-        state = _each(visit, lists.wide, layout.wide, False, state)
-    state = _each(visit, lists.full, 1, False, state)
-    return _each(visit, lists.partial, 1, True, state)
-
-
-def _each(
-    visit: Callable[..., Any], visits: _Visits, blocks: int, partly: bool, state: Any
-) -> Any:
-    num, columns = visits
-    alone = num.size == 1
-
-    def step(i: Array, state: Any) -> Any:
-        last = jnp.maximum(num - 1, 0)
-        at = jnp.minimum(i, last)[..., None]
-        column = jnp.take_along_axis(columns, at, axis=-1)[..., 0]
-        active = None if alone else i < num
-        return visit(_Visit(column, active, blocks, partly), state)
-
-    return jax.lax.fori_loop(0, jnp.max(num), step, state)
-
-
-def _over_rows(row: Callable[..., Any], carry: Any, *xs: Any) -> Any:
-    """Every row in turn: (carry, r, its part of xs) -> (carry, results by row)."""
-    rows = jnp.arange(jax.tree.leaves(xs)[0].shape[0], dtype=jnp.int32)
-    return jax.lax.scan(lambda carry, x: row(carry, *x), carry, (rows, *xs))
-
-
 # --- one tile -------------------------------------------------------------------------
 
 
@@ -348,8 +252,8 @@ class Tile(NamedTuple):
     """What every tile of a call is made from.
 
     Attributes:
-        k: Keys, (1 or B, K, 1, S, D), filled up to whole blocks.
-        v: Values, (1 or B, K, 1, S, V), likewise.
+        k: Keys, (1 or B, S, K, D), filled up to whole blocks.
+        v: Values, (1 or B, S, K, V), likewise.
         b: Batch index, (B, 1, 1, 1, 1).
         h: Query head, (1, K, G, 1, 1).
         score_mod: Traced score modification or None.
@@ -365,19 +269,20 @@ class Tile(NamedTuple):
     mask_mod: ClosedFunction | None
     layout: Layout
 
-    def place(self, r: Array, at: _Visit) -> Place:
+    def place(self, r: Array, at: Visit) -> Place:
         """The indices mods see, kept inside the true lengths."""
-        T, S = self.layout.lengths
-        q_idx, _ = block_positions(r, self.layout.blocks[0], T)
+        M, (T, S) = self.layout.blocks[0], self.layout.lengths
+        q_idx = r * M + jnp.arange(at.size[0] * M, dtype=jnp.int32)
+        q_idx = jnp.minimum(q_idx, T - 1)
         kv_idx = jnp.minimum(self._positions(at), S - 1)
         return Place(self.b, self.h, q_idx[None, None, None, :, None], kv_idx)
 
-    def _positions(self, at: _Visit) -> Int[Array, "Bm Km Gm 1 N"]:
+    def _positions(self, at: Visit) -> Int[Array, "Bm Km Gm 1 N"]:
         N = self.layout.blocks[1]
-        offsets = jnp.arange(at.blocks * N, dtype=jnp.int32).reshape(1, 1, 1, 1, -1)
+        offsets = jnp.arange(at.size[1] * N, dtype=jnp.int32).reshape(1, 1, 1, 1, -1)
         return at.columns[..., None, None] * N + offsets
 
-    def visible(self, r: Array, at: _Visit) -> Bool[Array, "..."] | None:
+    def visible(self, r: Array, at: Visit) -> Bool[Array, "..."] | None:
         """What the mask and the end of the keys leave; None if that is everything."""
         parts = []
         if at.active is not None:
@@ -388,13 +293,13 @@ class Tile(NamedTuple):
             parts.append(look(self.mask_mod, self.place(r, at)))
         return reduce(jnp.logical_and, parts) if parts else None
 
-    def products(self, q: Array, at: _Visit) -> Float[Array, "B K G M N"]:
+    def products(self, q: Array, at: Visit) -> Float[Array, "B K G M N"]:
         """Scaled products of a row of queries and the visited keys."""
         dtype = softmax_dtype(q.dtype)
         keys = self._slice(self.k, at).astype(q.dtype)
         return compare(q, keys, dtype) * self.layout.scale
 
-    def scores(self, q: Array, r: Array, at: _Visit) -> tuple[Array, Array | None]:
+    def scores(self, q: Array, r: Array, at: Visit) -> tuple[Array, Array | None]:
         """Modified scores, -inf where not visible; and what is visible."""
         scores = modify(self.score_mod, self.products(q, at), self.place(r, at))
         visible = self.visible(r, at)
@@ -402,31 +307,67 @@ class Tile(NamedTuple):
             scores = jnp.where(visible, scores, -jnp.inf)
         return scores, visible
 
-    def keys(self, at: _Visit, visible: Array | None) -> Float[Array, "B K Gm N D"]:
+    def keys(self, at: Visit, visible: Array | None) -> Float[Array, "B K Gm N D"]:
         """The visited keys, 0 where nothing sees them."""
         return _zero_unseen(self._slice(self.k, at), visible)
 
-    def values(self, at: _Visit, visible: Array | None) -> Float[Array, "B K Gm N V"]:
+    def values(self, at: Visit, visible: Array | None) -> Float[Array, "B K Gm N V"]:
         """The visited values, 0 where nothing sees them."""
         return _zero_unseen(self._slice(self.v, at), visible)
 
-    def _slice(self, x: Array, at: _Visit) -> Array:
+    def _slice(self, x: Array, at: Visit) -> Float[Array, "B K Gm N D"]:
+        """The visited part of keys or values."""
         N = self.layout.blocks[1]
 
         def one(x: Array, column: Array) -> Array:
-            return jax.lax.dynamic_slice_in_dim(x, column * N, at.blocks * N)
+            return jax.lax.dynamic_slice_in_dim(x, column * N, at.size[1] * N)
 
-        return broadcast(one, 3, x, at.columns)
+        if _lists_by_head(at.columns):
+            return broadcast(one, 3, _by_head(x), at.columns)
+        return _by_head(broadcast(one, 1, x, at.columns[:, 0, 0]))
 
-    def add(self, total: Array, at: _Visit, update: Array) -> Array:
-        """`total`, (B, K, P, S, D), with an update added at the visited keys."""
+    def no_results(self, query: Array) -> tuple[Array, Array, Array]:
+        """Output, log-sum-exp and maximum, to be filled row by row."""
+        dtype, shape = softmax_dtype(query.dtype), query.shape[:3]
+        out = jnp.zeros((*shape, self.v.shape[-1]), query.dtype)
+        return out, jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
+
+    def nothing(self, x: Array, num: Array, dtype: Any) -> Array:
+        """Sums of gradients for `x`, keys or values: `add` adds to them.
+
+        (1 or B, S, K, D); with lists by head (1 or B, K, G, S, D). Sequences and heads
+        with lists of their own need sums of their own.
+        """
+        batch, _, groups = num.shape[1:]
+        batch = batch if batch != 1 else x.shape[0]
+        if not _lists_by_head(num[0]):
+            return jnp.zeros((batch, *x.shape[1:]), dtype)
+        return jnp.zeros((batch, x.shape[2], groups, x.shape[1], x.shape[3]), dtype)
+
+    def add(self, total: Array, at: Visit, weights: Array, x: Array) -> Array:
+        """`total` with the sums over queries `x` that weigh the visited keys."""
         N = self.layout.blocks[1]
 
         def one(total: Array, column: Array, update: Array) -> Array:
-            old = jax.lax.dynamic_slice_in_dim(total, column * N, at.blocks * N)
-            return jax.lax.dynamic_update_slice(total, old + update, (column * N, 0))
+            old = jax.lax.dynamic_slice_in_dim(total, column * N, at.size[1] * N)
+            start = (column * N, *(0,) * (total.ndim - 1))
+            return jax.lax.dynamic_update_slice(total, old + update, start)
 
-        return broadcast(one, 3, total, at.columns, update)
+        if _lists_by_head(at.columns):
+            update = _weigh_queries(weights, x, total.shape[:3])
+            return broadcast(one, 3, total, at.columns, update)
+        update = _weigh_queries(weights, x, (len(total), total.shape[2], 1))
+        update = jnp.swapaxes(update[:, :, 0], 1, 2)
+        return broadcast(one, 1, total, at.columns[:, 0, 0], update)
+
+
+def _lists_by_head(columns: Array) -> bool:
+    """Whether heads have lists of their own, (B, K, G)."""
+    return columns.shape[1:] != (1, 1)
+
+
+def _by_head(x: Float[Array, "B S K D"]) -> Float[Array, "B K 1 S D"]:
+    return jnp.swapaxes(x, 1, 2)[:, :, None]
 
 
 def _divides(block: int, length: Any) -> bool:
@@ -444,33 +385,36 @@ def _zero_unseen(x: Array, visible: Array | None) -> Array:
 
 def compare(q: Array, keys: Array, dtype: Any) -> Float[Array, "B K G M N"]:
     """Products of queries (B, K, G, M, D) and keys (1 or B, K, 1 or G, N, D)."""
-    rows, keys = _rows(q, keys), _columns(keys, len(q))
+    rows, keys = _rows(q, keys.shape[2]), _columns(keys, len(q))
     return _dot(rows, keys, (3, 3), dtype).reshape(*q.shape[:-1], -1)
 
 
 def weigh(weights: Array, values: Array) -> Float[Array, "B K G M V"]:
     """Sums of values (1 or B, K, 1 or G, N, V) with weights (B, K, G, M, N)."""
     dtype = weights.dtype
-    rows, values = _rows(weights, values), _columns(values, len(weights))
+    rows, values = _rows(weights, values.shape[2]), _columns(values, len(weights))
     sums = _dot(rows, values.astype(dtype), (3, 2), dtype)
     return sums.reshape(*weights.shape[:-1], -1)
 
 
-def _weigh_queries(weights: Array, x: Array, like: Array) -> Array:
-    """Sums over the queries (B, K, G, M, D) that weigh a key, shaped as `like` is."""
-    sums = _dot(_rows(weights, like), _rows(x, like), (2, 2), weights.dtype)
-    if like.shape[0] == 1:
+def _weigh_queries(
+    weights: Array, x: Array, shape: tuple[int, ...]
+) -> Float[Array, "B K P N D"]:
+    """Sums over the queries (B, K, G, M, D) that weigh a key, in `shape`."""
+    groups = shape[2]
+    sums = _dot(_rows(weights, groups), _rows(x, groups), (2, 2), weights.dtype)
+    if shape[0] == 1:
         sums = jnp.sum(sums, axis=0, keepdims=True)
-    return sums.reshape(*like.shape[:3], *sums.shape[2:])
+    return sums.reshape(*shape, *sums.shape[2:])
 
 
-def _rows(x: Float[Array, "B K G M N"], keys: Array) -> Float[Array, "B KP GM N"]:
+def _rows(x: Float[Array, "B K G M N"], groups: int) -> Float[Array, "B KP GM N"]:
     """One matrix for all that meets the same keys: the query heads of a key head too.
 
     Heads in front and one matrix behind is the form of product XLA takes as it is; for
     any other it transposes the operands, or the result.
     """
-    heads = x.shape[1] * keys.shape[2]
+    heads = x.shape[1] * groups
     return x.reshape(x.shape[0], heads, -1, x.shape[4])
 
 
@@ -522,53 +466,49 @@ def normalise(out: Array, maximum: Array, total: Array) -> tuple[Array, Array, A
 
 def split(
     layout: Layout, arrays: Any, score_mod: Any, block_mask: BlockMask | None
-) -> tuple[Tile, Float[Array, "R B K G M D"]]:
-    """What tiles are made from, and the queries by rows of blocks."""
+) -> tuple[Float[Array, "B T H D"], Tile]:
+    """The queries in whole blocks, and what tiles are made from."""
     query, key, value = arrays
-    k, v = (_split_keys(layout, x) for x in (key, value))
+    k, v = (_fill(x, layout.blocks[1], "edge") for x in (key, value))
     b = jnp.arange(query.shape[0], dtype=jnp.int32)
     h = jnp.arange(query.shape[2], dtype=jnp.int32).reshape(layout.heads)
     mask_mod = None if block_mask is None else block_mask.mask_mod
     b, h = b.reshape(-1, 1, 1, 1, 1), h[None, :, :, None, None]
     tile = Tile(k, v, b, h, score_mod, mask_mod, layout)
-    return tile, _split_rows(layout, query, mode="edge")
+    return _fill(query, layout.blocks[0] * layout.square[0], "edge"), tile
 
 
-def _split_rows(layout: Layout, x: Array, *, mode: str) -> Array:
-    """(B, T, H, ...) to (R, B, K, G, M, ...)."""
-    M = layout.blocks[0]
-    x = _fill(x, 1, M, mode)
-    rows = x.shape[1] // M
-    x = x.reshape(x.shape[0], rows, M, *layout.heads, *x.shape[3:])
-    return x.transpose(1, 0, 3, 4, 2, *range(5, x.ndim))
-
-
-def _split_keys(layout: Layout, x: Array) -> Array:
-    """(B, S, K, D) to (B, K, 1, S, D), S whole blocks."""
-    return jnp.swapaxes(_fill(x, 1, layout.blocks[1], "edge"), 1, 2)[:, :, None]
-
-
-def _fill(x: Array, axis: int, block: int, mode: str) -> Array:
+def _fill(x: Array, block: int, mode: str) -> Array:
     """Fill the last block; "edge" with copies of the last real row.
 
     Together with indices clamped to the true length, a place beyond the end is then a
     copy of a real score: what a mod makes of it is finite where the real one is.
     """
-    missing = -(-x.shape[axis] // block) * block - x.shape[axis]
-    widths = [(0, missing if a == axis else 0) for a in range(x.ndim)]
+    missing = -(-x.shape[1] // block) * block - x.shape[1]
+    widths = [(0, missing if axis == 1 else 0) for axis in range(x.ndim)]
     return jnp.pad(x, widths, mode=mode)
 
 
-def join_rows(layout: Layout, x: Array) -> Array:
-    """(R, B, K, G, M, ...) to (B, T, H, ...)."""
-    rows, batch, _, _, M = x.shape[:5]
-    x = x.transpose(1, 0, 4, 2, 3, *range(5, x.ndim))
-    x = x.reshape(batch, rows * M, -1, *x.shape[5:])
-    return x[:, : layout.lengths[0]]
+def row_of(
+    layout: Layout, x: Array, r: Array, rows: int
+) -> Float[Array, "B K G M ..."]:
+    """Rows of blocks of `x`, (B, T, H, ...), from `r` on."""
+    M = layout.blocks[0]
+    x = jax.lax.dynamic_slice_in_dim(x, r * M, rows * M, axis=1)
+    x = x.reshape(*x.shape[:2], *layout.heads, *x.shape[3:])
+    return jnp.moveaxis(x, 1, 3)
 
 
-def _join_keys(layout: Layout, x: Float[Array, "B K P S D"], batch: int) -> Array:
-    """Summed over sequences and query heads that shared the keys: (B, S, K, D)."""
-    x = jnp.sum(x, axis=2)
+def put_row(layout: Layout, whole: Array, r: Array, x: Array) -> Array:
+    """`whole`, (B, T, H, ...), with rows of blocks replaced, from `r` on."""
+    x = jnp.moveaxis(x, 3, 1).astype(whole.dtype)
+    x = x.reshape(*x.shape[:2], -1, *x.shape[4:])
+    return jax.lax.dynamic_update_slice_in_dim(whole, x, r * layout.blocks[0], axis=1)
+
+
+def _join_keys(layout: Layout, x: Array, batch: int) -> Float[Array, "B S K D"]:
+    """Summed over the sequences and query heads that shared the keys."""
+    if x.ndim == 5:
+        x = jnp.swapaxes(jnp.sum(x, axis=2), 1, 2)
     x = jnp.sum(x, axis=0, keepdims=True) if batch == 1 else x
-    return jnp.swapaxes(x, 1, 2)[:, : layout.lengths[1]]
+    return x[:, : layout.lengths[1]]
