@@ -82,14 +82,14 @@ def measure(duel: Duel, samples: int, worker: Any) -> list[dict[str, Any]]:
     ours = Workload(duel.program, duel.S, duel.H, duel.backward)
     dense = Workload("dense", duel.S, duel.H)
     theirs = dense if duel.against == "dense" else ours
-    entries: list[Any] = [harness._compile(pliax(ours))]
+    entries: list[Any] = [harness.compile_rival(pliax(ours))]
     if duel.against == "torch":
         entries.append(torch_entry(worker, theirs))
     else:
         make = jax_nn if duel.against == "jax.nn" else pliax
-        entries.append(harness._compile(make(theirs)))
+        entries.append(harness.compile_rival(make(theirs)))
     errors = [
-        harness._errors(entry, oracle(workload))
+        harness.entry_errors(entry, oracle(workload))
         for entry, workload in zip(entries, (ours, theirs), strict=True)
     ]
     turns = [[_sample(entry) for entry in entries] for _ in range(1 + samples)]
@@ -118,7 +118,7 @@ def _row(duel: Duel, entry: Any, errors: Any, times: Any) -> dict[str, Any]:
         }
     else:
         case = harness.Case(duel.name, lambda: None, (), sizes)
-        row = harness._row(case, entry, errors, times)
+        row = harness.table_row(case, entry, errors, times)
     return {**row, "min_ms": min(times), "against": duel.against}
 
 
@@ -204,7 +204,7 @@ def _mib(row: dict[str, Any]) -> str:
 def main() -> None:
     options = _options()
     jax.config.update("jax_platforms", "cpu")
-    environment = {**harness._environment(), "command": _command()}
+    environment = {**harness.environment_record(), "command": _command()}
     samples = 3 if options.quick else options.samples
     rows, verdicts, lines = [], [], []
     with _worker(options) as worker:

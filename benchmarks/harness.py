@@ -70,7 +70,7 @@ class _Entry:
 def run(cases: Sequence[Case], *, samples: int, output: Path) -> dict[str, Any]:
     """Measure every case, write the record to ``output`` and return it."""
     rows = [row for case in cases for row in _measure(case, samples)]
-    record = {**_environment(), "rows": rows}
+    record = {**environment_record(), "rows": rows}
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(record, indent=1) + "\n")
     print(f"wrote {output}")
@@ -79,11 +79,11 @@ def run(cases: Sequence[Case], *, samples: int, output: Path) -> dict[str, Any]:
 
 def _measure(case: Case, samples: int) -> list[dict[str, Any]]:
     golden = case.oracle()
-    entries = [_compile(rival) for rival in case.rivals]
-    errors = [_errors(entry, golden) for entry in entries]  # and a warm-up
+    entries = [compile_rival(rival) for rival in case.rivals]
+    errors = [entry_errors(entry, golden) for entry in entries]  # and a warm-up
     turns = [[entry.sample() for entry in entries] for _ in range(samples)]
     rows = [
-        _row(case, entry, error, times)
+        table_row(case, entry, error, times)
         for entry, error, times in zip(
             entries, errors, zip(*turns, strict=True), strict=True
         )
@@ -93,7 +93,8 @@ def _measure(case: Case, samples: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _compile(rival: Rival) -> _Entry:
+def compile_rival(rival: Rival) -> _Entry:
+    """Trace and compile, timed apart."""
     start = time.perf_counter()
     lowered = jax.jit(rival.function).lower(*rival.arguments)
     traced = time.perf_counter()
@@ -101,7 +102,7 @@ def _compile(rival: Rival) -> _Entry:
     return _Entry(rival, compiled, traced - start, time.perf_counter() - traced)
 
 
-def _errors(entry: _Entry, golden: Any) -> tuple[float, float]:
+def entry_errors(entry: _Entry, golden: Any) -> tuple[float, float]:
     """The largest and the mean absolute error over all leaves."""
     outcome = entry.rival.outcome(entry.compiled(*entry.rival.arguments))
     pairs = zip(jax.tree.leaves(outcome), jax.tree.leaves(golden), strict=True)
@@ -109,9 +110,10 @@ def _errors(entry: _Entry, golden: Any) -> tuple[float, float]:
     return float(max(g.max() for g in gaps)), float(np.concatenate(gaps).mean())
 
 
-def _row(
+def table_row(
     case: Case, entry: _Entry, errors: tuple[float, float], times: tuple[float, ...]
 ) -> dict[str, Any]:
+    """One rival of one case, as the JSON holds it."""
     memory, program = entry.compiled.memory_analysis(), entry.compiled.as_text()
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes
     peak = held + memory.temp_size_in_bytes - memory.alias_size_in_bytes
@@ -140,7 +142,7 @@ def _report(row: dict[str, Any]) -> None:
     )
 
 
-def _environment() -> dict[str, Any]:
+def environment_record() -> dict[str, Any]:
     """Where the numbers come from."""
     device = jax.devices()[0]
     return {

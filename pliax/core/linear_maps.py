@@ -58,9 +58,18 @@ def _shapes(*avals: Any, function: Any, **_: Any) -> Any:
     return jax.make_jaxpr(function)(*avals).out_avals
 
 
-def _jvp(primals: Any, tangents: Any, **parameters: Any) -> Any:
-    dense = [ad.instantiate_zeros(t) for t in tangents]
-    _, y_dot = jax.jvp(parameters["function"], primals, dense)
+def _jvp(
+    primals: Any, tangents: Any, *, function: Any, transpose: Any, residuals: int
+) -> Any:
+    parameters = {"transpose": transpose, "residuals": residuals, "function": function}
+    dense = tuple(ad.instantiate_zeros(t) for t in tangents)
+    known, x = primals[:residuals], primals[residuals:]
+    y_dot = _linear_map_p.bind(*known, *dense[residuals:], **parameters)
+    if not all(isinstance(t, ad.Zero) for t in tangents[:residuals]):
+        of_known = jax.jvp(
+            lambda *known: function(*known, *x), known, dense[:residuals]
+        )
+        y_dot = [a + b for a, b in zip(y_dot, of_known[1], strict=True)]
     return _linear_map_p.bind(*primals, **parameters), y_dot
 
 

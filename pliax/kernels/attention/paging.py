@@ -24,18 +24,27 @@ References:
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Bool, Int
 
 from pliax.core.typing import Leaf
 
-from .arguments import close_mask_mod, close_score_mod, integer
+from .arguments import close_mask_mod, close_score_mod
 from .block_mask import BlockMask
+from .paging_arguments import (
+    check_mask,
+    check_tokens,
+    index_array,
+    known_true,
+    positive_sizes,
+    refuse_assign,
+    refuse_reserve,
+    refuse_unknown,
+)
 from .tiles import softmax_dtype
 
 
@@ -116,7 +125,7 @@ class PagedCache:
             ValueError: If a size is not positive, or max_pages exceeds pages.
             TypeError: If a size is no integer, or the dtype not floating.
         """
-        B, P, N, K, D, V, L = _sizes(
+        B, P, N, K, D, V, L = positive_sizes(
             batch=batch,
             pages=pages,
             page_size=page_size,
@@ -178,8 +187,8 @@ def reserve(cache: PagedCache, sequence: Any, length: Any) -> PagedCache:
             is exceeded; the message counts.
         TypeError: If sequence or length are not integers.
     """
-    sequence = _indices("reserve", "sequence", sequence, (0, 1)).reshape(-1)
-    length = _indices("reserve", "length", length, (0, 1))
+    sequence = index_array("reserve", "sequence", sequence, (0, 1)).reshape(-1)
+    length = index_array("reserve", "length", length, (0, 1))
     if length.ndim and length.shape != sequence.shape:
         raise ValueError(
             f"reserve: {sequence.size} sequences but {length.size} lengths.\n"
@@ -187,8 +196,8 @@ def reserve(cache: PagedCache, sequence: Any, length: Any) -> PagedCache:
         )
     length = jnp.broadcast_to(length, sequence.shape)
     after, failed = _allocate(_tables(cache), sequence, length)
-    if _is_true(failed):
-        _refuse_reserve(cache, sequence, length)
+    if known_true(failed):
+        refuse_reserve(cache, sequence, length)
     return replace(after, keys=cache.keys, values=cache.values)
 
 
@@ -216,18 +225,18 @@ def assign(
         ValueError: If shapes do not fit; outside `jit`, if a position is not reserved.
         TypeError: If indices are not integers, or dtypes differ from the cache's.
     """
-    sequence = _indices("assign", "sequence", sequence, (0, 1))
-    positions = _indices("assign", "positions", positions, (sequence.ndim + 1,))
+    sequence = index_array("assign", "sequence", sequence, (0, 1))
+    positions = index_array("assign", "positions", positions, (sequence.ndim + 1,))
     keys, values = jnp.asarray(keys), jnp.asarray(values)
-    _check_tokens("keys", keys, cache.keys, sequence, positions)
-    _check_tokens("values", values, cache.values, sequence, positions)
+    check_tokens("keys", keys, cache.keys, sequence, positions)
+    check_tokens("values", values, cache.values, sequence, positions)
     if sequence.ndim == 0:
         sequence, positions, keys, values = (
             x[None] for x in (sequence, positions, keys, values)
         )
     after, rows, failed = _locate(_tables(cache), sequence, positions)
-    if _is_true(failed):
-        _refuse_assign(cache, sequence, positions)
+    if known_true(failed):
+        refuse_assign(cache, sequence, positions)
     keys, values = _write(cache.keys, rows, keys), _write(cache.values, rows, values)
     return replace(after, keys=keys, values=values)
 
@@ -246,10 +255,10 @@ def erase(cache: PagedCache, sequence: Any) -> PagedCache:
         ValueError: Outside `jit`, if there is no such sequence.
         TypeError: If sequence is not an integer.
     """
-    sequence = _indices("erase", "sequence", sequence, (0, 1)).reshape(-1)
+    sequence = index_array("erase", "sequence", sequence, (0, 1)).reshape(-1)
     after, pages, failed = _release(_tables(cache), sequence)
-    if _is_true(failed):
-        _refuse_unknown("erase", cache, sequence)
+    if known_true(failed):
+        refuse_unknown("erase", cache, sequence)
     keys, values = (
         _clear(x, pages, cache.page_size) for x in (cache.keys, cache.values)
     )
@@ -340,8 +349,8 @@ def convert_block_mask(
     batch = len(cache.page_table)
     if sequences is None:
         sequences = np.arange(batch, dtype=np.int32)
-    sequences = _indices("convert_block_mask", "sequences", sequences, (1,))
-    _check_mask(cache, block_mask, len(sequences))
+    sequences = index_array("convert_block_mask", "sequences", sequences, (1,))
+    check_mask(cache, block_mask, len(sequences))
     queries, keys = block_mask.seq_lengths
     mask_mod = convert_mask_mod(
         cache, block_mask.mask_mod, sequences=sequences, kv_len=keys
@@ -456,7 +465,7 @@ def _positions(cache: PagedCache, sequences: Any, kv_len: Any) -> Callable[..., 
     """(b, row) to the logical position there, and whether b has a token there."""
     size, inverse, end = cache.page_size, cache.physical_to_logical, cache.lengths
     if sequences is not None:
-        sequences = _indices("convert_mask_mod", "sequences", sequences, (1,))
+        sequences = index_array("convert_mask_mod", "sequences", sequences, (1,))
         inverse, end = _take(inverse, sequences), _take(end, sequences)
     if kv_len is not None:
         end = jnp.minimum(end, kv_len)
@@ -537,133 +546,3 @@ def _list_blocks(blocks: Bool[Array, " C"]) -> tuple[Array, Array]:
     columns = jnp.arange(len(blocks), dtype=jnp.int32)
     target = jnp.where(blocks, count - 1, len(blocks))
     return count[-1], jnp.zeros_like(columns).at[target].set(columns, mode="drop")
-
-
-# --- what was given, checked ----------------------------------------------------------
-
-
-def _sizes(**sizes: Any) -> tuple[int, ...]:
-    where, remedy = "PagedCache.create", "Pass for example page_size=128."
-    found = {name: integer(where, name, n, remedy) for name, n in sizes.items()}
-    wrong = {name: n for name, n in found.items() if n < 1}
-    if wrong:
-        raise ValueError(f"{where}: sizes must be at least 1, found {wrong}.\n{remedy}")
-    return tuple(found.values())
-
-
-def _indices(where: str, name: str, x: Any, ranks: tuple[int, ...]) -> Array:
-    """An int32 array of one of the ranks."""
-    x = jnp.asarray(x)
-    found = jax.typeof(x).str_short(short_dtypes=True)
-    if not jnp.issubdtype(x.dtype, jnp.integer):
-        raise TypeError(
-            f"{where}: {name} must be integers, found {found}.\n"
-            "Pass a Python integer or an int32 array."
-        )
-    if x.ndim not in ranks:
-        wanted = " or ".join(str(n) for n in ranks)
-        raise ValueError(
-            f"{where}: {name} must have {wanted} dimensions, found {found}.\n"
-            "Pass sequences (n,) with positions (n, t), or one sequence with (t,)."
-        )
-    return x.astype(jnp.int32)
-
-
-def _check_tokens(name: str, x: Any, store: Any, sequence: Any, positions: Any) -> None:
-    wanted = (*positions.shape, *store.shape[2:])
-    if positions.shape[:-1] != sequence.shape or x.shape != wanted:
-        raise ValueError(
-            f"assign: {name} {list(x.shape)} do not fit sequence "
-            f"{list(sequence.shape)}, positions {list(positions.shape)} and a cache of "
-            f"(heads, dimension) {store.shape[2:]}.\n"
-            "Pass (n,), (n, t) and (n, t, heads, dimension), n and t the same."
-        )
-    if x.dtype != store.dtype:
-        raise TypeError(
-            f"assign: {name} are {x.dtype}, the cache holds {store.dtype}.\n"
-            f"Cast them, as in {name}.astype(cache.keys.dtype)."
-        )
-
-
-def _check_mask(cache: PagedCache, mask: Any, n: int) -> None:
-    """Refuse a mask that does not mean these sequences or these pages."""
-    where = "convert_block_mask"
-    if not isinstance(mask, BlockMask):
-        raise TypeError(
-            f"{where}: block_mask must be a BlockMask, found {type(mask).__name__}.\n"
-            "Make one with px.create_block_mask(mask_mod, B, H, q_len, kv_len)."
-        )
-    q_size, kv_size = mask.block_size
-    if kv_size != cache.page_size:
-        raise ValueError(
-            f"{where}: the mask has blocks of {kv_size} keys, a page holds "
-            f"{cache.page_size}.\n"
-            f"Make the mask with block_size=({q_size}, {cache.page_size})."
-        )
-    if mask.mask_mod is None:
-        raise ValueError(
-            f"{where}: the block_mask has no mask_mod, as after slicing.\n"
-            "Give it the mask_mod of the sliced queries first."
-        )
-    if mask.shape[0] not in (1, n):
-        raise ValueError(
-            f"{where}: the mask was made for {mask.shape[0]} sequences, asked for {n}."
-            f"\nMake it with B={n}, or B=None if it is the same for all."
-        )
-    if mask.shape[0] < n and mask.mask_mod.reads(0):
-        raise ValueError(
-            f"{where}: the mask_mod reads b, but the mask was made with B=None for "
-            f"{n} sequences.\nPass B={n} to create_block_mask."
-        )
-
-
-def _is_true(failed: Any) -> bool:
-    """Whether something failed, where that can be known: not under `jit`."""
-    return not isinstance(failed, Tracer) and bool(failed)
-
-
-def _refuse_unknown(where: str, cache: PagedCache, sequence: Any) -> None:
-    """Raise if there is no such sequence."""
-    batch = len(cache.lengths)
-    wrong = [int(s) for s in np.asarray(sequence) if not 0 <= s < batch]
-    if wrong:
-        raise ValueError(
-            f"{where}: asked for sequence {wrong[0]}, the cache holds {batch}.\n"
-            f"Pass indices from 0 to {batch - 1}, or create it with a larger batch."
-        )
-
-
-def _refuse_reserve(cache: PagedCache, sequence: Any, length: Any) -> NoReturn:
-    """Say by counts why pages were not reserved."""
-    _refuse_unknown("reserve", cache, sequence)
-    slots, size = cache.page_table.shape[1], cache.page_size
-    wanted = np.zeros(len(cache.lengths), int)
-    np.maximum.at(wanted, np.asarray(sequence), -(-np.asarray(length) // size))
-    needed = np.maximum(wanted - np.asarray(cache.capacity) // size, 0)
-    if (largest := wanted.max()) > slots:
-        raise ValueError(
-            f"reserve: asked for {largest} pages of {size} tokens for sequence "
-            f"{wanted.argmax()}, one sequence may have {slots}.\n"
-            f"Create the cache with max_pages={largest} or more."
-        )
-    free = np.asarray(cache.free)
-    raise ValueError(
-        f"reserve: asked for {needed.sum()} pages of {size} tokens for sequences "
-        f"{np.flatnonzero(needed).tolist()}, {free.sum()} free of {free.size}.\n"
-        "Erase sequences that have ended, or create the cache with more pages."
-    )
-
-
-def _refuse_assign(cache: PagedCache, sequence: Any, positions: Any) -> NoReturn:
-    """Name the first token that has no page."""
-    active = np.max(positions, axis=1, initial=-1) >= 0  # the others are padding
-    sequence, positions = np.asarray(sequence)[active], np.asarray(positions)[active]
-    _refuse_unknown("assign", cache, sequence)
-    capacity = np.asarray(cache.capacity)[sequence]
-    i, j = np.argwhere(positions >= capacity[:, None])[0]
-    s, position = int(sequence[i]), int(positions[i, j])
-    raise ValueError(
-        f"assign: position {position} of sequence {s} has no page, {capacity[i]} "
-        f"positions are reserved.\n"
-        f"Call cache = reserve(cache, {s}, {position + 1}) before."
-    )

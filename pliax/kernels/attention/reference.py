@@ -23,26 +23,27 @@ from jaxtyping import Array, Bool, Float
 
 from pliax.core.jaxprs import ClosedFunction
 
+from .derivatives import widened
 from .tiles import Place, look, modify, retreat, softmax_dtype
 
 
 def attend(
     query: Float[Array, "B T H D"],
-    key: Float[Array, "B S K D"],
-    value: Float[Array, "B S K V"],
+    key: Float[Array, "#B S K D"],
+    value: Float[Array, "#B S K V"],
     *,
     score_mod: ClosedFunction | None,
     block_mask: Any,
     scale: float,
 ) -> tuple[Float[Array, "B T H V"], Float[Array, "B T H"], Float[Array, "B T H"]]:
     """Attention by its definition: output, log-sum-exp and maximum of the scores."""
-    dtype = softmax_dtype(query.dtype)
+    dtype, score_mod = softmax_dtype(query.dtype), widened(score_mod)
     heads = key.shape[2]
     q = rearrange(query.astype(dtype), "b t (k g) d -> b k g t d", k=heads)
     k, v = (rearrange(x.astype(dtype), "b s k d -> b k s d") for x in (key, value))
     place = _places(q, k)
     visible = None if block_mask is None else look(block_mask.visible, place)
-    k, v = (jnp.broadcast_to(x, (len(q), *x.shape[1:])) for x in (k, v))
+    k, v = (jnp.broadcast_to(x, (q.shape[0], *x.shape[1:])) for x in (k, v))
     q, k, v = _without_unseen(q, k, v, visible)
     highest = jax.lax.Precision.HIGHEST
     scores = jnp.einsum("bkgtd,bksd->bkgts", q, k, precision=highest) * scale
@@ -60,7 +61,7 @@ def attend(
     return out.astype(query.dtype), lse, maximum
 
 
-def _places(q: Float[Array, "B K G T D"], k: Float[Array, "B K S D"]) -> Place:
+def _places(q: Float[Array, "B K G T D"], k: Float[Array, "#B K S D"]) -> Place:
     sizes = (q.shape[0], q.shape[1] * q.shape[2], q.shape[3], k.shape[2])
     b, h, q_idx, kv_idx = (jnp.arange(n, dtype=jnp.int32) for n in sizes)
     return Place(

@@ -100,7 +100,7 @@ def row_lists(layout: Layout, block_mask: BlockMask | None) -> Lists:
 
 def _by_row(
     layout: Layout, x: Int[Array, "Bm Hm R ..."], together: int
-) -> Int[Array, "R/t t Bm Km Gm ..."]:
+) -> Int[Array, "Q t Bm Km Gm ..."]:
     """Lists of the rows, `together` at a time; rows are filled up with empty lists."""
     heads = (1, 1) if x.shape[1] == 1 else layout.heads
     missing = -x.shape[2] % together
