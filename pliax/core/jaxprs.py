@@ -11,7 +11,7 @@ without tracing again when only the captured contents differ.
 Inner `jit`s are inlined, so that what they captured is data too. A `jax.custom_jvp` or
 `custom_vjp` function is compared by what it computes and by the jaxpr of its rule.
 
-Sharp edge: arrays which such a rule captured, or a `jit` inside a loop, are compared by
+Sharp edge: arrays which such a rule, or a `jit` inside a loop, captured are compared by
 identity. That never confuses two programs, but compiles again for each fresh trace.
 """
 
@@ -30,6 +30,9 @@ from .manual_axes import vary, varying_axes
 
 _RULES = ("custom_jvp_call", "custom_vjp_call")
 _ORDERS = 2
+# What only moves elements, or casts: exact in the dtype of a wider operand as well.
+_MOVES = {"broadcast_in_dim", "convert_element_type", "copy", "dynamic_slice", "gather"}
+_MOVES |= {"jit", "reshape", "rev", "slice", "squeeze", "transpose"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +82,10 @@ class ClosedFunction:
     captured: tuple[Any, ...]
 
     def __call__(self, *args: Any) -> Any:
-        """Evaluate with arrays of the shapes and dtypes it was traced for."""
-        (result,) = evaluate(self.program.jaxpr, self.captured, args)
-        return result
+        """Evaluate for the types it was traced for; `captured` may be wider floats."""
+        jaxpr = self.program.jaxpr
+        (result,) = evaluate(jaxpr, self.captured, args)
+        return _declared(jaxpr.outvars[0], jnp.asarray(result))  # NumPy's, if constant
 
     def reads(self, position: int) -> bool:
         """Whether the program uses its argument number `position`."""
@@ -153,8 +157,16 @@ def evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any
 
     for eqn in jaxpr.eqns:
         values = [read(x) for x in eqn.invars]
+        if eqn.primitive.name not in _MOVES:
+            values = [_declared(*x) for x in zip(eqn.invars, values, strict=True)]
         env.update(zip(eqn.outvars, _results(eqn, values), strict=True))
     return [read(x) for x in jaxpr.outvars]
+
+
+def _declared(x: Any, value: Any) -> Any:
+    """A value in the dtype of its variable."""
+    same = hasattr(x, "val") or getattr(value, "dtype", None) in (None, x.aval.dtype)
+    return value if same else value.astype(x.aval.dtype)
 
 
 def _results(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+import jax.ref
 import numpy as np
 from jax.core import ShapedArray, Tracer
 from jax.dtypes import TypePromotionError
@@ -21,6 +22,7 @@ from pliax.core.jaxprs import ClosedFunction, close
 
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
+_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 _INDEX = jax.ShapeDtypeStruct((), jnp.int32)
 _SIGNATURES = {
     "score_mod": "score_mod(score, b, h, q_idx, kv_idx)",
@@ -72,11 +74,26 @@ def _close(
         return mod
     _check_positional(mod, role, len(arguments))
     try:
-        return close(mod, *arguments, axes=axes)
+        closed = close(mod, *arguments, axes=axes)
     except tuple(_NOTES) as error:
         note = next(text for kind, text in _NOTES.items() if isinstance(error, kind))
         error.add_note(note.format(role=role))
         raise
+    _check_without_refs(closed, role)
+    return closed
+
+
+def _check_without_refs(closed: ClosedFunction, role: str) -> None:
+    """A mod is a function: it is evaluated any number of times, in any order."""
+    jaxpr = closed.program.jaxpr
+    variables = (*jaxpr.constvars, *(v for eqn in jaxpr.eqns for v in eqn.outvars))
+    refs = [v.aval for v in variables if isinstance(v.aval, jax.ref.AbstractRef)]
+    if refs:
+        raise TypeError(
+            f"{role} must not read or write a Ref, found {refs[0]}.\nIt is evaluated "
+            "several times a score and in any order: capture the array itself, as in "
+            "ref[...] outside of it, and return what it computes."
+        )
 
 
 def _check_traced(mod: ClosedFunction, role: str, arguments: tuple[Any, ...]) -> None:
@@ -141,7 +158,7 @@ def _check_result(
 # --- numbers --------------------------------------------------------------------------
 
 
-def integer(function: str, name: str, x: Any, remedy: str) -> int:
+def integer(function: str, name: str, x: Any, remedy: str) -> Any:
     """An integer from anything that has an index, but no bool; or a symbolic size.
 
     Raises:
@@ -359,11 +376,18 @@ def _other_mask(heads_fit: bool, wanted: tuple[int, ...]) -> str:
 
 
 def _check_dtypes(arrays: dict[str, Array], found: str) -> None:
-    dtypes = {x.dtype for x in arrays.values()}
-    if not all(dtype.name in _DTYPES for dtype in dtypes):
+    query, *others = (x.dtype.name for x in arrays.values())
+    if query in ("float16", "bfloat16") and others[0] in _FLOAT8:
+        if others[0] == others[1]:
+            return
+    elif others[0] in _FLOAT8 or others[1] in _FLOAT8:
+        remedy = "Cast the query, for example with .astype(jnp.bfloat16)."
+        wanted = f"key and value may be {_FLOAT8} for a float16 or bfloat16 query only"
+        _refuse(wanted, found, remedy, TypeError)
+    if not all(name in (*_DTYPES, *_FLOAT8) for name in (query, *others)):
         remedy = "Cast them, for example with .astype(jnp.bfloat16)."
         _refuse(f"query, key and value must be {_DTYPES}", found, remedy, TypeError)
-    if len(dtypes) > 1:
+    if len({query, *others}) > 1:
         remedy = "Cast them to one, for example with .astype(query.dtype)."
         _refuse("query, key and value must have one dtype", found, remedy, TypeError)
 

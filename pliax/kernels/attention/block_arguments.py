@@ -48,7 +48,7 @@ def or_one(B: Any, H: Any) -> tuple[Any, Any]:
 
 def check_sizes(
     function: str, B: Any, H: Any, q_len: Any, kv_len: Any
-) -> tuple[int, int, int, int]:
+) -> tuple[Any, Any, Any, Any]:
     """Batch, heads, query and key length: integers of at least 1."""
     remedy = "Pass B=None or H=None for a mask shared by all sequences or heads."
     sizes = {"B": B, "H": H, "q_len": q_len, "kv_len": kv_len}
@@ -63,7 +63,7 @@ def check_lengths(function: str, q_len: Any, kv_len: Any) -> tuple[int, int]:
     return queries, keys
 
 
-def _positive(function: str, remedy: str, sizes: dict[str, Any]) -> list[int]:
+def _positive(function: str, remedy: str, sizes: dict[str, Any]) -> list[Any]:
     found = {name: integer(function, name, n, remedy) for name, n in sizes.items()}
     wrong = {name: n for name, n in found.items() if isinstance(n, int) and n < 1}
     if wrong:
@@ -73,7 +73,7 @@ def _positive(function: str, remedy: str, sizes: dict[str, Any]) -> list[int]:
     return list(found.values())
 
 
-def reaches(lengths: tuple[int, int], others: tuple[int, int]) -> bool:
+def reaches(lengths: tuple[Any, Any], others: tuple[int, int]) -> bool:
     """Whether no other length is known to be larger, or not known at all."""
     pairs = zip(lengths, others, strict=True)
     return all(isinstance(n, int) and isinstance(m, int) and n >= m for n, m in pairs)

@@ -65,7 +65,7 @@ def spread(
 def with_ragged_partial(
     partial: Bool[Array, "B H R C"],
     full: Bool[Array, "B H R C"],
-    lengths: tuple[int, int],
+    lengths: tuple[Any, Any],
     sizes: tuple[int, int],
 ) -> tuple[Bool[Array, "B H R C"], Bool[Array, "B H R C"]]:
     """A block that reaches beyond the end is never full."""
@@ -73,13 +73,13 @@ def with_ragged_partial(
     return partial | (full & ~whole), full & whole
 
 
-def block_counts(lengths: tuple[int, int], sizes: tuple[int, int]) -> tuple[int, int]:
+def block_counts(lengths: tuple[Any, Any], sizes: tuple[int, int]) -> tuple[Any, Any]:
     """Rows and columns of blocks."""
     return -(-lengths[0] // sizes[0]), -(-lengths[1] // sizes[1])
 
 
 def whole_blocks(
-    lengths: tuple[int, int], sizes: tuple[int, int]
+    lengths: tuple[Any, Any], sizes: tuple[int, int]
 ) -> Bool[Array, "1 1 R C"]:
     """Which blocks do not reach beyond the end."""
     rows, columns = (

@@ -98,7 +98,7 @@ class BlockMask:
     full_q_num_blocks: Leaf
     full_q_indices: Leaf
     mask_mod: Leaf
-    seq_lengths: tuple[int, int] = field(metadata={"static": True})
+    seq_lengths: tuple[Any, Any] = field(metadata={"static": True})
     block_size: tuple[int, int] = field(metadata={"static": True})
     lists_decide: bool = field(default=False, metadata={"static": True})
 
@@ -161,7 +161,7 @@ class BlockMask:
         return _from_blocks(*states, closed, lengths, sizes, lists_decide=True)
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> tuple[Any, Any, Any, Any]:
         """Batch, heads, query length and key length."""
         self._check_single("shape")
         batch, heads = self.kv_num_blocks.shape[:2]
@@ -313,7 +313,7 @@ class BlockMask:
         options = {"lists_decide": self.lists_decide}
         return _from_blocks(*states, self.mask_mod, lengths, self.block_size, **options)
 
-    def _grown(self, lengths: tuple[int, int]) -> "BlockMask":
+    def _grown(self, lengths: tuple[Any, Any]) -> "BlockMask":
         if self.lists_decide:
             raise ValueError(
                 f"BlockMask.adjust: asked for (q_len, kv_len) = {lengths} of a mask "
@@ -507,7 +507,7 @@ def _from_blocks(
     partial: Bool[Array, "B H R C"],
     full: Bool[Array, "B H R C"],
     mask_mod: ClosedFunction | None,
-    lengths: tuple[int, int],
+    lengths: tuple[Any, Any],
     sizes: tuple[int, int],
     *,
     lists_decide: bool = False,

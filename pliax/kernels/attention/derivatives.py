@@ -86,7 +86,8 @@ def _define(
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _backward(kernel: Kernel, *residuals: Any) -> Any:
-    return kernel.backward(*residuals)
+    arrays, score_mod, *rest = residuals
+    return kernel.backward(arrays, widened(score_mod), *rest)
 
 
 @_backward.defjvp
@@ -116,6 +117,16 @@ def floating_captures(score_mod: Any) -> tuple[Array, ...]:
     """The captured arrays that have gradients."""
     captured = () if score_mod is None else score_mod.captured
     return tuple(x for x in captured if _is_floating(x))
+
+
+def widened(score_mod: Any) -> Any:
+    """The same mod with captured arrays of at least float32: so are gradients summed.
+
+    Otherwise the transpose of an index would add up, say, bfloat16 numbers.
+    """
+    floating = floating_captures(score_mod)
+    wide = [x.astype(jnp.float32) if x.dtype.itemsize < 4 else x for x in floating]
+    return with_floating_captures(score_mod, wide)
 
 
 def with_floating_captures(score_mod: Any, floating: Sequence[Array]) -> Any:

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import jax.ref
 import numpy as np
 import pytest
 from helpers import normal
@@ -79,6 +80,25 @@ ATTENTION = {
                      {"score_mod": keyword_only}),
     "mod traced": (TypeError, r"traced for \(f32\[\], i32\[\].*got one for \(i32\[\],",
                    {"score_mod": close(causal, *[INDEX] * 4)}),
+    "score shape": (TypeError, r"must return one float32\[\].*it returned f32\[3\]",
+                    {"score_mod": lambda s, b, h, i, j: s * jnp.ones(3)}),
+    "score dtype": (TypeError, r"it returned i32\[\]\.\nMods are written for one score",
+                    {"score_mod": lambda s, b, h, i, j: i - j}),
+    "integer key": (TypeError, "must be .*'float16'.*key i32.*\nCast them",
+                    {"key": jnp.ones((2, T, H, 8), jnp.int32)}),
+    "8 bits beside float32": (TypeError, "float16 or bfloat16 query only.*\nCast the q",
+                              {"key": jnp.ones((2, T, H, 8), jnp.float8_e5m2)}),
+    "two kinds of 8 bits": (TypeError, "one dtype.*\nCast them to one",
+                            {"query": jnp.ones((2, T, H, 8), jnp.bfloat16),
+                             "key": jnp.ones((2, T, H, 8), jnp.float8_e5m2),
+                             "value": jnp.ones((2, T, H, 8), jnp.float8_e4m3fn)}),
+    "query of 8 bits": (TypeError, "query only", dict.fromkeys(
+                        ("query", "key", "value"), jnp.ones((2, T, H, 8), jnp.float8_e5m2))),
+    "no keys": (ValueError, r"key has a dimension of length 0 .*\nEvery length must be",
+                {"key": jnp.ones((2, 0, H, 8)), "value": jnp.ones((2, 0, H, 8))}),
+    "longer mask": (ValueError, r"\(1, 1, 19, 13\).*have \(2, 4, 16, 16\)\.\nPass "
+                    r"block_mask\.adjust\(16, 16\)",
+                    {"block_mask": px.create_block_mask(causal, None, None, 19, 13)}),
     "list of lists": (TypeError, "query must be an array, found list", {"query": [1.0]}),
 }  # fmt: skip
 
@@ -94,6 +114,13 @@ def test_flex_attention_refuses(name):
 MASKS = {
     "mod number": (TypeError, r"mask_mod must be a function mask_mod\(b, h, q_idx, kv_i",
                    {"mask_mod": np.ones((T, T), bool)}),
+    "mod arity": (TypeError, r"mask_mod: expected 4 positional parameters, mask_mod\(b, "
+                  r"h, q_idx, kv_idx\), got 5",
+                  {"mask_mod": lambda s, b, h, q, k: q >= k}),
+    "mask shape": (TypeError, r"one bool\[\] .*it returned bool\[2\]",
+                   {"mask_mod": lambda b, h, q, k: jnp.stack([q >= k, q < k])}),
+    "mask dtype": (TypeError, r"one bool\[\] .*it returned i32\[\]",
+                   {"mask_mod": lambda b, h, q, k: q - k}),
     "mod traced": (TypeError, r"mask_mod: expected a function traced for \(i32",
                    {"mask_mod": close(lambda q, k: q >= k, INDEX, INDEX)}),
     "block bool": (TypeError, "block_size must be an integer, found bool True.\nPass one",
@@ -179,6 +206,47 @@ def test_errors_inside_a_mod_say_how_mods_are_written(score_mod, kind, text):
     with pytest.raises(kind) as raised:
         attend(score_mod=score_mod)
     assert text in raised.value.__notes__[-1]
+
+
+def written(ref):
+    """Mods with side effects, or hidden inputs."""
+
+    def writes(s, b, h, i, j):
+        ref[0] = s
+        return s
+
+    def within(s, b, h, i, j):
+        local = jax.new_ref(s)
+        local[...] = local[...] * 2
+        return local[...]
+
+    def counts(s, b, h, i, j):
+        jax.ref.addupdate(ref, i, s)
+        return s
+
+    def jitted(s, b, h, i, j):
+        return jax.jit(lambda x: x + ref[0])(s)
+
+    def looped(s, b, h, i, j):
+        return jax.lax.fori_loop(0, 3, lambda n, x: x + ref[n], s)
+
+    return [writes, lambda s, b, h, i, j: s + ref[j], within, counts, jitted, looped]
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_mod_that_reads_or_writes_a_ref_is_refused(number):
+    score_mod = written(jax.new_ref(jnp.zeros(T)))[number]
+    text = r"score_mod must not read or write a Ref, found Ref.*\n.*capture the array"
+    with pytest.raises(TypeError, match=text):
+        attend(score_mod=score_mod)
+
+
+def test_a_mask_that_reads_a_ref_is_refused():
+    ref = jax.new_ref(jnp.zeros(T, bool))
+    with pytest.raises(TypeError, match="mask_mod must not read or write a Ref"):
+        make(lambda b, h, i, j: ref[j])
+    array = ref[...]
+    assert make(lambda b, h, i, j: array[j]).sparsity() == 100.0
 
 
 def test_every_callable_of_the_right_arity_is_taken():
