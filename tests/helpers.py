@@ -54,6 +54,17 @@ def normal(seed: int, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.A
     return jax.random.normal(jax.random.key(seed), shape, dtype)
 
 
+def arrays_made(function: Callable[..., Any], *args: Any) -> list[tuple[str, Any]]:
+    """The primitive of each outermost equation and the shape of what it makes."""
+    made: list[tuple[str, Any]] = []
+    for eqn in jax.make_jaxpr(function)(*args).eqns:
+        avals: list[Any] = [v.aval for v in eqn.outvars]
+        made += [(eqn.primitive.name, aval.shape) for aval in avals]
+    return made
+
+
+# For laws on small arrays: the optimiser's passes are most of their time.
+QUICK = {"xla_backend_optimization_level": 0}
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 

@@ -19,6 +19,7 @@ from jax._src.core import (
 from jax._src.extend.random import define_prng_impl as define_prng_impl
 from jax._src.random.prng import iota_2x32_shape as iota_2x32_shape
 from jax._src.random.threefry2x32 import threefry2x32_p as threefry2x32_p
+from jax._src.state.discharge import discharge_state as discharge_state
 from jax.interpreters import ad as ad, batching as batching, mlir as mlir
 
 

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from . import lookups
 from ._jax import bind_equation, equation_context, is_pvary
 from .manual_axes import vary, varying_axes
 
@@ -32,7 +33,7 @@ _RULES = ("custom_jvp_call", "custom_vjp_call")
 _ORDERS = 2
 # What only moves elements, or casts: exact in the dtype of a wider operand as well.
 _MOVES = {"broadcast_in_dim", "convert_element_type", "copy", "dynamic_slice", "gather"}
-_MOVES |= {"jit", "reshape", "rev", "slice", "squeeze", "transpose"}
+_MOVES |= {"reshape", "rev", "slice", "squeeze", "transpose"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,38 +146,52 @@ def close(
 
 
 def evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """The results of a jaxpr; inner `jit`s are inlined.
+    """The results of a jaxpr; inner `jit`s are inlined, chained lookups read once.
 
     Inside `jax.shard_map` the operands of an equation are made to vary alike, so that a
     jaxpr traced outside takes arrays which vary over the mesh.
     """
+    return [lookups.read(x) for x in _walk(jaxpr, consts, args)]
+
+
+def _walk(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    """The results of `evaluate`, where lookups may not have been read yet."""
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
-    def read(x: Any) -> Any:
+    def value(x: Any) -> Any:
         return x.val if hasattr(x, "val") else env[x]
 
+    def read(x: Any) -> Any:
+        if not hasattr(x, "val"):
+            env[x] = lookups.read(env[x])
+        return value(x)
+
     for eqn in jaxpr.eqns:
-        values = [read(x) for x in eqn.invars]
-        if eqn.primitive.name not in _MOVES:
-            values = [_declared(*x) for x in zip(eqn.invars, values, strict=True)]
-        env.update(zip(eqn.outvars, _results(eqn, values), strict=True))
-    return [read(x) for x in jaxpr.outvars]
+        if lookup := lookups.put_off(eqn, [value(x) for x in eqn.invars]):
+            env[eqn.outvars[0]] = lookup
+        elif _is_jit(eqn):
+            inner, values = eqn.params["jaxpr"], [value(x) for x in eqn.invars]
+            results = _walk(getattr(inner, "jaxpr", inner), inner.consts, values)
+            env.update(zip(eqn.outvars, results, strict=True))
+        else:
+            results = _results(eqn, [read(x) for x in eqn.invars])
+            env.update(zip(eqn.outvars, results, strict=True))
+    return [value(x) for x in jaxpr.outvars]
+
+
+def _results(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
+    if eqn.primitive.name not in _MOVES:
+        values = [_declared(*x) for x in zip(eqn.invars, values, strict=True)]
+    axes = varying_axes(values)
+    if is_pvary(eqn):
+        return vary(values, axes | set(eqn.params["axes"]))
+    return bind_equation(eqn, vary(values, axes))
 
 
 def _declared(x: Any, value: Any) -> Any:
     """A value in the dtype of its variable."""
     same = hasattr(x, "val") or getattr(value, "dtype", None) in (None, x.aval.dtype)
     return value if same else value.astype(x.aval.dtype)
-
-
-def _results(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
-    if _is_jit(eqn):
-        inner = eqn.params["jaxpr"]
-        return evaluate(getattr(inner, "jaxpr", inner), inner.consts, values)
-    axes = varying_axes(values)
-    if is_pvary(eqn):
-        return vary(values, axes | set(eqn.params["axes"]))
-    return bind_equation(eqn, vary(values, axes))
 
 
 def _is_jit(eqn: Any) -> bool:

@@ -74,32 +74,44 @@ def retreat(
     """Scores and places of a tile with every masked one replaced by a visible one.
 
     For the gradient of what a mod captured: its derivative at a masked place may be
-    infinite, and zero times infinity is not zero. A head takes its own first visible
-    place; one that sees nothing takes that of the first head which sees something.
+    infinite, and zero times infinity is not zero. A masked key gives way to the first
+    one its query sees, a query that sees nothing to the first of its head that does,
+    and a head without any to the first head that has one. So an index keeps the axes it
+    had, but for that of the keys: what depends on the query alone still does.
     """
     heads = visible.shape[:3]
-    flat = visible.reshape(*heads, -1)
-    sees = jnp.any(flat, axis=-1)[..., None, None]
-    first = jnp.argmax(flat, axis=-1)
-    row, column = first // visible.shape[4], first % visible.shape[4]
-    donor = jnp.unravel_index(jnp.argmax(sees.reshape(-1)), heads)
+    sees = jnp.any(visible, axis=4, keepdims=True)
+    head_sees = jnp.any(sees, axis=3, keepdims=True)
+    column, row = jnp.argmax(visible, axis=4), jnp.argmax(sees[..., 0], axis=3)
+    donor = jnp.unravel_index(jnp.argmax(head_sees.reshape(-1)), heads)
+
+    def of_row(x: Array) -> Array:
+        """Its value at the first key each query sees, (B, K, G, M, 1)."""
+        return broadcast(_at, 4, x, column)[..., None]
 
     def of_head(x: Array) -> Array:
-        """Its value at the place of each head, (B, K, G, 1, 1)."""
-        pick = broadcast(_at, 3, x, row, column)[..., None, None]
+        """Its value at the first query of each head that sees something."""
+        pick = broadcast(_at, 3, x, row)[:, :, :, None]
         lent = pick
         for axis in range(3):
             if 1 not in (heads[axis], x.shape[axis]):
                 lent = jax.lax.dynamic_index_in_dim(lent, donor[axis], axis)
-        return jnp.where(sees, pick, lent)
+        return jnp.where(head_sees, pick, lent)
 
-    held = jax.lax.stop_gradient(scores)
-    places = [jnp.where(visible, x, of_head(x)) for x in place]
-    return jnp.where(visible, scores, of_head(held)), Place(*places)
+    def of_key(x: Array) -> Array:
+        first = of_row(x)
+        return jnp.where(visible, x, jnp.where(sees, first, of_head(first)))
+
+    b, h, q_idx, kv_idx = place
+    q_idx = jnp.where(sees, q_idx, of_head(q_idx))
+    b, h = (jnp.where(head_sees, x, of_head(x)) for x in (b, h))
+    held = of_key(jax.lax.stop_gradient(scores))
+    return jnp.where(visible, scores, held), Place(b, h, q_idx, of_key(kv_idx))
 
 
-def _at(tile: Array, row: Array, column: Array) -> Array:
-    return tile[row % tile.shape[0], column % tile.shape[1]]
+def _at(x: Array, index: Array) -> Array:
+    """An element, or the only one."""
+    return x[index % x.shape[0]]
 
 
 def softmax_dtype(dtype: jnp.dtype) -> jnp.dtype:

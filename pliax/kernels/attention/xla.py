@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pliax.core.accumulation import accumulate
 from pliax.core.jaxprs import ClosedFunction
 from pliax.core.manual_axes import vary, varying_axes
 from pliax.core.typing import Leaf
@@ -169,11 +170,11 @@ def backward(
 
     def add(q: Array, of: _Statistics, r: Array, at: Visit, sums: Any) -> Any:
         d_q, d_k, d_v, d_captured = sums
-        weights, d_scores, more, keys = _gradients(tile, q, of, r, at)
-        d_q += weigh(d_scores, keys.astype(dtype))
+        weights, d_scores, d_captured = _gradients(tile, q, of, r, at, d_captured)
+        d_q += weigh(d_scores, tile.keys(at, tile.visible(r, at)).astype(dtype))
         d_k = tile.add(d_k, at, d_scores, q.astype(dtype))
         d_v = tile.add(d_v, at, weights, of.d_out)
-        return d_q, d_k, d_v, jax.tree.map(jnp.add, d_captured, more)
+        return d_q, d_k, d_v, d_captured
 
     def row(sums: Any, r: Array, lists: Any) -> Any:
         q, of = of_rows(r, 1)
@@ -195,7 +196,7 @@ def backward(
     nothing = (
         jnp.zeros(query.shape, dtype),
         *(tile.nothing(x, lists.partial.num[0], dtype) for x in (tile.k, tile.v)),
-        tuple(jnp.zeros(x.shape, dtype) for x in floating_captures(score_mod)),
+        tuple(jnp.zeros_like(x) for x in floating_captures(score_mod)),
     )
     sums = over_rows(layout, rows, vary(nothing, axes), lists)
     d_q, d_k, d_v, d_captured = sums
@@ -214,35 +215,38 @@ def _statistics(layout: Layout, results: Any, cotangents: Any) -> _Statistics:
 
 
 def _gradients(
-    tile: "Tile", q: Array, statistics: _Statistics, r: Array, at: Visit
-) -> tuple[Float[Array, "B K G M N"], Float[Array, "B K G M N"], Any, Array]:
-    """Weights, gradients of the products and of what was captured; and the keys."""
+    tile: "Tile", q: Array, statistics: _Statistics, r: Array, at: Visit, sums: Any
+) -> tuple[Float[Array, "B K G M N"], Float[Array, "B K G M N"], Any]:
+    """Weights, gradients of the products, and `sums` with those of what was captured.
+
+    Sums are added to in place: a tile looks up few of the elements it could.
+    """
     lse, delta = (x[..., None] for x in statistics[:2])
     place, visible = tile.place(r, at), tile.visible(r, at)
     captured = floating_captures(tile.score_mod)
 
-    def modified(products: Array, captured: Any, place: Place) -> Array:
+    def modified(place: Place, products: Array, captured: Any) -> Array:
         mod = with_floating_captures(tile.score_mod, captured)
         return modify(mod, products, place)
 
     products = tile.products(q, at)
-    scores, vjp = jax.vjp(partial(modified, place=place), products, captured)
+    scores, vjp = jax.vjp(partial(modified, place), products, captured)
     seen = (scores != -jnp.inf) & (lse != -jnp.inf)
     seen = seen if visible is None else seen & visible
     shift = jnp.where(lse == -jnp.inf, jnp.zeros_like(lse), lse)
     weights = jnp.where(seen, jnp.exp(scores - shift), 0.0)
     d_weights = compare(statistics.d_out, tile.values(at, visible), scores.dtype)
     d_modified = jnp.where(seen, weights * (d_weights - delta), 0.0)
-    d_products, d_captured = vjp(d_modified)
-    if captured and visible is not None:
+    if visible is None or not captured:
+        d_products, sums = accumulate(vjp, d_modified, sums)
+    else:
+        d_products, _ = vjp(d_modified)
         products, place = retreat(visible, products, place)
-        vjp = jax.vjp(partial(modified, products, place=place), captured)[1]
-        (d_captured,) = vjp(d_modified)
-        some = jnp.any(visible)
-        d_captured = jax.tree.map(lambda x: jnp.where(some, x, 0.0), d_captured)
-    d_captured = tuple(x.astype(scores.dtype) for x in d_captured)
-    d_scores = jnp.where(seen, d_products, 0.0) * tile.layout.scale
-    return weights, d_scores, d_captured, tile.keys(at, visible)
+        vjp = jax.vjp(partial(modified, place), products, captured)[1]
+        some = jnp.any(visible).astype(jnp.int32)
+        add = lambda _, sums: accumulate(vjp, d_modified, sums)[1]  # noqa: E731
+        sums = jax.lax.fori_loop(0, some, add, sums)
+    return weights, jnp.where(seen, d_products, 0.0) * tile.layout.scale, sums
 
 
 # --- one tile -------------------------------------------------------------------------
@@ -350,8 +354,8 @@ class Tile(NamedTuple):
 
         def one(total: Array, column: Array, update: Array) -> Array:
             old = jax.lax.dynamic_slice_in_dim(total, column * N, at.size[1] * N)
-            start = (column * N, *(0,) * (total.ndim - 1))
-            return jax.lax.dynamic_update_slice(total, old + update, start)
+            new = old + update
+            return jax.lax.dynamic_update_slice_in_dim(total, new, column * N, 0)
 
         if _lists_by_head(at.columns):
             update = _weigh_queries(weights, x, total.shape[:3])
@@ -398,7 +402,7 @@ def weigh(weights: Array, values: Array) -> Float[Array, "B K G M V"]:
 
 
 def _weigh_queries(
-    weights: Array, x: Array, shape: tuple[int, ...]
+    weights: Array, x: Array, shape: tuple[Any, ...]
 ) -> Float[Array, "B K P N D"]:
     """Sums over the queries (B, K, G, M, D) that weigh a key, in `shape`."""
     groups = shape[2]
@@ -418,7 +422,7 @@ def _rows(x: Float[Array, "B K G M N"], groups: int) -> Float[Array, "B KP GM N"
     return x.reshape(x.shape[0], heads, -1, x.shape[4])
 
 
-def _columns(keys: Float[Array, "Bk K P N D"], batch: int) -> Float[Array, "B KP N D"]:
+def _columns(keys: Float[Array, "Bk K P N D"], batch: Any) -> Float[Array, "B KP N D"]:
     keys = keys.reshape(keys.shape[0], -1, *keys.shape[3:])
     return jnp.broadcast_to(keys, (batch, *keys.shape[1:]))
 
@@ -506,7 +510,7 @@ def put_row(layout: Layout, whole: Array, r: Array, x: Array) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(whole, x, r * layout.blocks[0], axis=1)
 
 
-def _join_keys(layout: Layout, x: Array, batch: int) -> Float[Array, "B S K D"]:
+def _join_keys(layout: Layout, x: Array, batch: Any) -> Float[Array, "B S K D"]:
     """Summed over the sequences and query heads that shared the keys."""
     if x.ndim == 5:
         x = jnp.swapaxes(jnp.sum(x, axis=2), 1, 2)

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import causal
 from helpers import assert_error_rule, in_float64, normal
 
 import pliax as px
@@ -12,7 +11,7 @@ import pliax as px
 
 B, T, H, D = 2, 24, 2, 8
 QKV = tuple(normal(i, (B, T, H, D)) for i in range(3))
-CAUSAL = px.create_block_mask(causal((), ()), None, None, T, T, block_size=16)
+CAUSAL = px.create_block_mask(px.kernels.masks.causal, None, None, T, T, block_size=16)
 IMPLEMENTATIONS = ["reference", "xla"]
 
 
@@ -54,6 +53,34 @@ def test_a_derivative_without_value_at_masked_places_leaves_no_trace(
     golden = in_float64(gradients(plain(distance)), *operands)
     found, formula = gradients(flex)(*operands), gradients(plain(distance))(*operands)
     assert_error_rule(found, formula, golden)
+
+
+@pytest.mark.parametrize(
+    "lookup",
+    [
+        lambda bias, b, h, i, j: bias[b, h, i, j],
+        lambda bias, b, h, i, j: bias[b][h][i][j],
+        lambda bias, b, h, i, j: bias[:, h][b, i][j],
+    ],
+    ids=["at once", "one by one", "out of order"],
+)
+def test_a_captured_bias_costs_no_more_than_its_gradient(lookup):
+    """However it is indexed, and though every tile looks up a part of it."""
+    length = 1024
+    mask = px.create_block_mask(px.kernels.masks.causal, None, None, length, length)
+
+    def loss(q, k, v, bias):
+        def score_mod(s, b, h, i, j):
+            return s + lookup(bias, b, h, i, j)
+
+        return jnp.sum(px.flex_attention(q, k, v, score_mod=score_mod, block_mask=mask))
+
+    shapes = (*[(1, length, H, D)] * 3, (1, H, length, length))
+    arguments = (jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes)
+    compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))).lower(*arguments).compile()
+    analysis = compiled.memory_analysis()
+    assert analysis is not None
+    assert analysis.temp_size_in_bytes < 4 * H * length * length
 
 
 class Slopes:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from attention_cases import gaussian
 from attention_plain import attention as plain_attention
-from helpers import assert_error_rule, in_float64
+from helpers import QUICK, assert_error_rule, in_float64
 from jax import export
 
 import pliax as px
@@ -19,10 +19,7 @@ BLOCK = (8, 16)
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["reference", "xla"])
 REQUEST = px.AuxRequest(lse=True)
 P = jax.sharding.PartitionSpec
-# The optimiser's passes are most of the time.
-quick = functools.partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0}
-)
+quick = functools.partial(jax.jit, compiler_options=QUICK)
 
 
 def arguments(batch=B):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from attention_cases import gaussian, numbers
 from attention_plain import attention as plain_attention, pulled_back
-from helpers import errors, in_float64
+from helpers import QUICK, errors, in_float64
 from hypothesis import given, settings, strategies as st
 
 import pliax as px
@@ -24,7 +24,6 @@ SIZE = 7  # of every axis of a captured table
 FLOATS = {"line": (SIZE,), "square": (SIZE, SIZE)}
 IMPLEMENTATIONS = ("reference", "xla")
 EVERYTHING = px.AuxRequest(lse=True, max_scores=True)
-QUICK = {"xla_backend_optimization_level": 0}
 
 
 # --- programs -------------------------------------------------------------------------
@@ -248,7 +247,7 @@ def test_any_mask_mod_is_the_formula(shape, score, mask):
 
 
 @pytest.mark.slow
-@settings(max_examples=settings().max_examples)
+@settings(max_examples=settings().max_examples // 3)
 @given(shapes, floats, booleans)
 def test_any_mod_under_any_mask_is_the_formula(shape, score, mask):
     hold(shape, score, mask)
