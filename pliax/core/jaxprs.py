@@ -185,6 +185,10 @@ def _results(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
     axes = varying_axes(values)
     if is_pvary(eqn):
         return vary(values, axes | set(eqn.params["axes"]))
+    traced = [x.aval.mat.varying for x in eqn.invars]
+    if eqn.primitive.name in _RULES and any(traced):  # it casts inside, from these
+        values = [vary(x, own) for x, own in zip(values, traced, strict=True)]
+        return bind_equation(eqn, values)
     return bind_equation(eqn, vary(values, axes))
 
 

@@ -76,7 +76,7 @@ def _jvp(
 def _transposed(
     cotangents: Any, *values: Any, transpose: Any, residuals: int, **_: Any
 ) -> Any:
-    known = values[:residuals]
+    known = tuple(values[:residuals])
     dense = [ad.instantiate_zeros(ct) for ct in cotangents]
     unknown = zip(values[residuals:], transpose(known, dense), strict=True)
     found = [ct if ad.is_undefined_primal(x) else None for x, ct in unknown]
@@ -86,15 +86,21 @@ def _transposed(
 def _batched(
     values: Any, axes: Any, *, function: Any, transpose: Any, residuals: int
 ) -> Any:
+    """Residuals that are not mapped stay as they are."""
     size = next(x.shape[a] for x, a in zip(values, axes, strict=True) if a is not None)
-    mapped = [
-        jnp.broadcast_to(x, (size, *x.shape)) if a is None else jnp.moveaxis(x, a, 0)
+    values = [
+        x if a is None else jnp.moveaxis(x, a, 0)
         for x, a in zip(values, axes, strict=True)
     ]
+    known, x = values[:residuals], values[residuals:]
+    pairs = zip(x, axes[residuals:], strict=True)
+    x = [jnp.broadcast_to(x, (size, *x.shape)) if a is None else x for x, a in pairs]
+    of_known = tuple(None if a is None else 0 for a in axes[:residuals])
     y = _linear_map_p.bind(
-        *mapped,
-        function=jax.vmap(function),
-        transpose=jax.vmap(transpose),
+        *known,
+        *x,
+        function=jax.vmap(function, (*of_known, *[0] * len(x))),
+        transpose=jax.vmap(transpose, (of_known, 0)),
         residuals=residuals,
     )
     return y, [0] * len(y)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import normal
+from helpers import arrays_made, normal
 from jax.test_util import check_grads
 
 from pliax.core.linear_maps import linear_map
@@ -63,6 +63,17 @@ TRANSFORMATIONS = {
 def test_transformations_see_the_function(name):
     transform = TRANSFORMATIONS[name]
     np.testing.assert_allclose(transform(apply), transform(plain), rtol=2e-5)
+
+
+def test_residuals_that_are_not_mapped_are_not_repeated():
+    """Neither forward nor backward, so that shared keys stay shared under vmap."""
+
+    def loss(x):
+        return jnp.sum(jnp.square(jax.vmap(apply, (None, 0))(A, x)))
+
+    many = jnp.stack([X] * 5)
+    for f in (loss, jax.grad(loss)):
+        assert (5, *A.shape) not in [shape for _, shape in arrays_made(f, many)]
 
 
 def test_derivatives_are_right_to_second_order():

@@ -72,7 +72,7 @@ def _close(
     if isinstance(mod, ClosedFunction):
         _check_traced(mod, role, arguments)
         return mod
-    _check_positional(mod, role, len(arguments))
+    check_positional(mod, role, len(arguments))
     try:
         closed = close(mod, *arguments, axes=axes)
     except tuple(_NOTES) as error:
@@ -107,11 +107,11 @@ def _check_traced(mod: ClosedFunction, role: str, arguments: tuple[Any, ...]) ->
         )
 
 
-def _check_positional(mod: Any, role: str, wanted: int) -> None:
+def check_positional(mod: Any, role: str, wanted: int) -> None:
     """By the number of positional parameters without a default."""
     if not callable(mod):
         raise TypeError(
-            f"{role} must be a function {_SIGNATURES[role]}, found {_kind(mod)}.\n"
+            f"{role} must be a function {_SIGNATURES[role]}, found {kind_of(mod)}.\n"
             "Write it for scalars; it may capture arrays."
         )
     try:
@@ -151,7 +151,7 @@ def _check_result(
     if aval.shape != () or not right_dtype:
         raise TypeError(
             f"{role} must return one {wanted} for scalar indices; it returned "
-            f"{_brief(aval)}.\nMods are written for one score at a time."
+            f"{brief(aval)}.\nMods are written for one score at a time."
         )
 
 
@@ -167,7 +167,7 @@ def integer(function: str, name: str, x: Any, remedy: str) -> Any:
     if isinstance(x, Tracer):
         raise TypeError(
             f"{function}: {name} must be a Python integer, found the traced value "
-            f"{_brief(x)}.\nSizes are static: take them from an array's shape, or mark "
+            f"{brief(x)}.\nSizes are static: take them from an array's shape, or mark "
             "the argument of jax.jit with static_argnames."
         )
     if is_symbolic_dim(x):
@@ -178,7 +178,7 @@ def integer(function: str, name: str, x: Any, remedy: str) -> Any:
         return operator.index(x)
     except TypeError:
         raise TypeError(
-            f"{function}: {name} must be an integer, found {_kind(x)}.\n{remedy}"
+            f"{function}: {name} must be an integer, found {kind_of(x)}.\n{remedy}"
         ) from None
 
 
@@ -194,7 +194,7 @@ def check_scale(scale: Any, head_dimension: int, dtype: Any) -> float:
     if isinstance(scale, jax.Array | np.ndarray):
         raise TypeError(
             f"flex_attention: scale must be a Python number, found the array "
-            f"{_brief(scale)}.\nFor a learned temperature write "
+            f"{brief(scale)}.\nFor a learned temperature write "
             "score_mod=lambda score, b, h, q_idx, kv_idx: score * temperature, with "
             "scale=1.0; a concrete array becomes a number with float(scale)."
         )
@@ -203,7 +203,7 @@ def check_scale(scale: Any, head_dimension: int, dtype: Any) -> float:
     )
     if isinstance(scale, bool) or not real:
         raise TypeError(
-            f"flex_attention: scale must be a real number, found {_kind(scale)}.\n"
+            f"flex_attention: scale must be a real number, found {kind_of(scale)}.\n"
             "Leave scale=None for 1/sqrt(D)."
         )
     largest: Any = float(jnp.finfo(dtype).max)
@@ -227,7 +227,7 @@ def check_kernel_options(kernel_options: Any, block_mask: Any) -> dict[str, int]
     if not isinstance(options, dict) or not all(isinstance(n, str) for n in options):
         raise TypeError(
             "flex_attention: kernel_options must be a dict from names to integers, "
-            f"found {_kind(kernel_options)}.\n{remedy}"
+            f"found {kind_of(kernel_options)}.\n{remedy}"
         )
     options = {
         name: integer("flex_attention", f"kernel_options[{name!r}]", n, remedy)
@@ -258,7 +258,7 @@ def check_instance(name: str, x: Any, kind: type, remedy: str) -> None:
     if x is not None and not isinstance(x, kind):
         raise TypeError(
             f"flex_attention: {name} must be {_article(kind)} or None, "
-            f"found {_kind(x)}.\n{remedy}"
+            f"found {kind_of(x)}.\n{remedy}"
         )
 
 
@@ -283,7 +283,7 @@ def _as_array(name: str, x: Any) -> Array:
         return jnp.asarray(x)
     except TypeError:
         raise TypeError(
-            f"flex_attention: {name} must be an array, found {_kind(x)}.\n"
+            f"flex_attention: {name} must be an array, found {kind_of(x)}.\n"
             "Pass a floating array of dimensions (B, T, H, D)."
         ) from None
 
@@ -296,7 +296,7 @@ def check_arrays(query: Array, key: Array, value: Array, *, enable_gqa: bool) ->
         TypeError: On dtypes that are not floating or differ.
     """
     arrays = {"query": query, "key": key, "value": value}
-    found = ", ".join(f"{name} {_brief(x)}" for name, x in arrays.items())
+    found = ", ".join(f"{name} {brief(x)}" for name, x in arrays.items())
     for name, x in arrays.items():
         if x.ndim != 4:
             remedy = f"Add the missing ones, as in {name}[None] for one sequence."
@@ -341,7 +341,7 @@ def check_block_mask(query: Array, key: Array, block_mask: Any) -> None:
     if block_mask.kv_num_blocks.ndim != 3:
         raise ValueError(
             "flex_attention: block_mask's kv_num_blocks must have 3 dimensions (B, H, "
-            f"rows), found {_brief(block_mask.kv_num_blocks)}: a stack of masks.\n"
+            f"rows), found {brief(block_mask.kv_num_blocks)}: a stack of masks.\n"
             "Map over the stack with jax.vmap or jax.lax.scan, or index its leaves."
         )
     batch, heads, *lengths = block_mask.shape
@@ -418,21 +418,22 @@ def _refuse(
 # --- words ----------------------------------------------------------------------------
 
 
-def _brief(x: Any) -> str:
+def brief(x: Any) -> str:
+    """Dtype and shape of an array, as f32[2,3]."""
     aval = x if isinstance(x, ShapedArray) else jax.typeof(x)
     return aval.str_short(short_dtypes=True)
 
 
 def _briefs(avals: Any) -> str:
-    return ", ".join(_brief(aval) for aval in avals)
+    return ", ".join(brief(aval) for aval in avals)
 
 
-def _kind(x: Any) -> str:
+def kind_of(x: Any) -> str:
     """What something is, in few words."""
     if isinstance(x, type):
         return f"the class {x.__name__}"
     if isinstance(x, jax.Array):
-        return f"the array {_brief(x)}"
+        return f"the array {brief(x)}"
     if isinstance(x, np.ndarray):
         return f"a NumPy array {x.dtype}{list(x.shape)}"
     text = repr(x)

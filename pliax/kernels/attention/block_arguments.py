@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from .arguments import _kind, integer
+from .arguments import integer, kind_of
 from .block_lists import BlockLists, block_counts, known, listed
 
 
@@ -100,18 +100,18 @@ def check_lists(lists: BlockLists) -> None:
     for name, x in zip(_LISTS, lists, strict=True):
         if not isinstance(x, jax.Array | np.ndarray) or x.dtype != jnp.int32:
             raise TypeError(
-                f"{FROM_LISTS}: {name} must be an int32 array, found {_kind(x)}.\n"
+                f"{FROM_LISTS}: {name} must be an int32 array, found {kind_of(x)}.\n"
                 "Make it one, for example with jnp.asarray(x, jnp.int32)."
             )
         dimensions = ("B", "H", "rows", "columns")[: 3 if "num" in name else 4]
         if x.ndim != len(dimensions) or 0 in x.shape:
             _refuse_lists(
                 f"{name} must have {len(dimensions)} dimensions "
-                f"({', '.join(dimensions)}), none of them empty, found {_kind(x)}",
+                f"({', '.join(dimensions)}), none of them empty, found {kind_of(x)}",
                 f"Add the missing ones, as in {name}[None, None] for one mask of all.",
             )
     if len({x.shape[:3] for x in lists}) > 1:
-        found = (f"{n} {_kind(x)}" for n, x in zip(_LISTS, lists, strict=True))
+        found = (f"{n} {kind_of(x)}" for n, x in zip(_LISTS, lists, strict=True))
         _refuse_lists(
             f"the arrays must agree in (B, H, rows), found {', '.join(found)}",
             "Give every row of query blocks a number and a list of columns.",
@@ -218,7 +218,7 @@ def _pick(name: str, index: Any, n: int) -> Any:
 def _refuse_index(name: str, index: Any) -> NoReturn:
     raise IndexError(
         f"BlockMask: {name} must be an integer, a slice or a list or array of integers "
-        f"of one dimension, found {_kind(index)}.\nWrite : for all of a dimension."
+        f"of one dimension, found {kind_of(index)}.\nWrite : for all of a dimension."
     )
 
 

@@ -6,6 +6,7 @@ builds the mask from the document ids it is given.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from typing import Any
@@ -19,7 +20,7 @@ from pliax.core.jaxprs import ClosedFunction
 from pliax.core.typing import Leaf
 
 from . import drawing
-from .arguments import _kind, check_has_mask_mod, close_mask_mod
+from .arguments import check_has_mask_mod, close_mask_mod, kind_of
 from .block_arguments import (
     FROM_LISTS,
     block_sizes,
@@ -35,7 +36,7 @@ from .block_arguments import (
     taken_length,
 )
 from .block_lists import (
-    BlockLists as BlockLists,
+    BlockLists,
     all_lists,
     block_counts,
     known,
@@ -199,37 +200,33 @@ class BlockMask:
         partial, full = self._blocks()
         return (partial | full).astype(jnp.int32)
 
-    def visible(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Bool[Array, ""]:
-        """The whole mask as a `mask_mod`: whether a query sees a key.
+    @property
+    def visible(self) -> Callable[[Any, Any, Any, Any], Bool[Array, ""]]:
+        """The whole mask as a `mask_mod`: `(b, h, q_idx, kv_idx) -> bool`.
 
         That is `mask_mod` itself where it decides alone. Where the lists do, a key is
         seen in a full block, and in a partial one if `mask_mod` says so.
-
-        Args:
-            b: Sequence of the batch; an integer scalar, as all four.
-            h: Query head.
-            q_idx: Position of the query.
-            kv_idx: Position of the key.
 
         Raises:
             ValueError: If the mask has no `mask_mod`.
         """
         self._check_single("visible")
         check_has_mask_mod("BlockMask.visible", self)
-        b, h, q_idx, kv_idx = (jnp.asarray(x, jnp.int32) for x in (b, h, q_idx, kv_idx))
-        seen = self.mask_mod(b, h, q_idx, kv_idx)
-        if not self.lists_decide:
-            return seen
         batch, heads = self.kv_num_blocks.shape[:2]
         rows, columns = self.block_size
-        place = (
-            b if batch > 1 else 0,
-            h if heads > 1 else 0,
-            q_idx // rows,
-            kv_idx // columns,
-        )
-        partial, full = self._blocks()
-        return full[place] | (partial[place] & seen)
+        blocks = self._blocks() if self.lists_decide else None
+
+        def visible(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            b, h, q, kv = (jnp.asarray(x, jnp.int32) for x in (b, h, q_idx, kv_idx))
+            seen = self.mask_mod(b, h, q, kv)
+            if blocks is None:
+                return seen
+            partial, full = blocks
+            b, h = b if batch > 1 else 0, h if heads > 1 else 0
+            block = (b, h, q // rows, kv // columns)
+            return full[block] | (partial[block] & seen)
+
+        return visible
 
     def with_mask_mod(self, mask_mod: Any) -> "BlockMask":
         """The same blocks with another `mask_mod` inside the partial ones.
@@ -310,8 +307,11 @@ class BlockMask:
         rows, columns = block_counts(lengths, self.block_size)
         partial, full = (x[:, :, :rows, :columns] for x in self._blocks())
         states = with_ragged_partial(partial, full, lengths, self.block_size)
-        options = {"lists_decide": self.lists_decide}
-        return _from_blocks(*states, self.mask_mod, lengths, self.block_size, **options)
+        mask_mod, given = self.mask_mod, self.lists_decide
+        if given and mask_mod is not None:  # not asked in blocks that were full
+            mask_mod = close_mask_mod(self.visible)
+        sizes = self.block_size
+        return _from_blocks(*states, mask_mod, lengths, sizes, lists_decide=given)
 
     def _grown(self, lengths: tuple[Any, Any]) -> "BlockMask":
         if self.lists_decide:
@@ -329,7 +329,7 @@ class BlockMask:
     def __repr__(self) -> str:
         shape = getattr(self.kv_num_blocks, "shape", None)
         if shape is None or len(shape) != 3:
-            lists = f"kv_num_blocks={_kind(self.kv_num_blocks)}"
+            lists = f"kv_num_blocks={kind_of(self.kv_num_blocks)}"
             return f"BlockMask({lists}, seq_lengths={self.seq_lengths})"
         mod = ", mask_mod=None" if self.mask_mod is None else ""
         return f"BlockMask(shape={self.shape}, block_size={self.block_size}{mod})"
@@ -393,7 +393,7 @@ class BlockMask:
         if self.kv_num_blocks.ndim != 3:
             raise ValueError(
                 f"BlockMask.{asked}: kv_num_blocks must have 3 dimensions (B, H, "
-                f"rows), found {_kind(self.kv_num_blocks)}: a stack of masks.\n"
+                f"rows), found {kind_of(self.kv_num_blocks)}: a stack of masks.\n"
                 "Map over the stack with jax.vmap or jax.lax.scan, or index its leaves."
             )
 
@@ -402,7 +402,7 @@ class BlockMask:
             raise TypeError(
                 f"BlockMask.{asked}: the mask's contents are not known: it is traced, "
                 "donated or spread over other hosts (kv_num_blocks "
-                f"{_kind(self.kv_num_blocks)}).\n"
+                f"{kind_of(self.kv_num_blocks)}).\n"
                 f"Call it outside jax.jit, or use {instead} there."
             )
 

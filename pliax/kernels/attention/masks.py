@@ -18,7 +18,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .arguments import _kind
+from .arguments import kind_of
 from .mod_arguments import (
     PER_SEQUENCE,
     SCALAR,
@@ -572,7 +572,7 @@ def _sides(function: str, window: Any, *, symmetric: bool = False) -> tuple[Any,
 def _integer_tuple(function: str, name: str, x: Any, axes: Any) -> tuple[int, ...]:
     if not isinstance(x, tuple | list) or len(x) != len(axes):
         raise ValueError(
-            f"{function}: {name} must be {len(axes)} integers, found {_kind(x)}.\n"
+            f"{function}: {name} must be {len(axes)} integers, found {kind_of(x)}.\n"
             f"Pass ({', '.join(axes)})."
         )
     return tuple(static_integer(function, name, n, 1) for n in x)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from .arguments import _brief, _check_positional, _kind, integer
+from .arguments import brief, check_positional, integer, kind_of
 
 
 type Shapes = tuple[tuple[str, ...], ...]
@@ -24,7 +24,7 @@ PER_HEAD: Shapes = ((), ("H",))
 def check_mod(function: str, role: str, mod: Any) -> None:
     """Refuse, under the name of the function, what is no mask_mod or score_mod."""
     try:
-        _check_positional(mod, role, 4 if role == "mask_mod" else 5)
+        check_positional(mod, role, 4 if role == "mask_mod" else 5)
     except TypeError as error:
         raise TypeError(f"{function}: {error}") from None
 
@@ -55,19 +55,19 @@ def array_of(function: str, name: str, x: Any, kind: Any, shapes: Shapes) -> Arr
     what = f"{'an integer' if kind is jnp.integer else 'a floating'} array {wanted}"
     if not is_array(x):
         raise TypeError(
-            f"{function}: {name} must be {what}, found {_kind(x)}.\n"
+            f"{function}: {name} must be {what}, found {kind_of(x)}.\n"
             f"Make one with jnp.asarray({name})."
         )
     array = jnp.asarray(x)
     if not jnp.issubdtype(array.dtype, kind):
         dtype = "int32" if kind is jnp.integer else "float32"
         raise TypeError(
-            f"{function}: {name} must be {what}, found {_brief(array)}.\n"
+            f"{function}: {name} must be {what}, found {brief(array)}.\n"
             f"Cast it with {name}.astype(jnp.{dtype})."
         )
     if array.ndim not in map(len, shapes):
         raise ValueError(
-            f"{function}: {name} must be {what}, found {_brief(array)}.\n"
+            f"{function}: {name} must be {what}, found {brief(array)}.\n"
             "Map over further axes with jax.vmap."
         )
     return array

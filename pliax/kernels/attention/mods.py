@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from pliax.core.generator import Generator
 
-from .arguments import _brief, _kind
+from .arguments import brief, kind_of
 from .mod_arguments import (
     PER_HEAD,
     PER_SEQUENCE,
@@ -329,7 +329,7 @@ def _bucket_count(table: Array, num_buckets: Any, bidirectional: bool) -> int:
     if table.shape[0] != count:
         raise ValueError(
             f"t5_bias: table must be (num_buckets, H) with {count} buckets, found "
-            f"{_brief(table)}.\nLeave num_buckets=None to take the table's."
+            f"{brief(table)}.\nLeave num_buckets=None to take the table's."
         )
     if bidirectional and count % 2:
         raise ValueError(
@@ -456,7 +456,7 @@ def dropout(generator: Any, rate: Any) -> ScoreMod:
     """
     if not isinstance(generator, Generator):
         raise TypeError(
-            f"dropout: generator must be a px.Generator, found {_kind(generator)}.\n"
+            f"dropout: generator must be a px.Generator, found {kind_of(generator)}.\n"
             "Pass px.Generator(seed), or px.Generator.from_key(key)."
         )
     probability = _number("dropout", "rate", rate, 0.0)
@@ -548,7 +548,7 @@ def sinks(out: Any, lse: Any, logits: Any) -> Array:
     if out.shape[:3] != lse.shape or logits.shape[0] != lse.shape[2]:
         raise ValueError(
             "sinks: out (B, T, H, V), lse (B, T, H) and logits (H,) or (H, n) must "
-            f"agree, found {_brief(out)}, {_brief(lse)} and {_brief(logits)}.\n"
+            f"agree, found {brief(out)}, {brief(lse)} and {brief(logits)}.\n"
             "Pass the output and the lse of one flex_attention."
         )
     logits = logits.astype(lse.dtype)
@@ -568,7 +568,7 @@ def _number(function: str, name: str, x: Any, least: float) -> float:
     real = isinstance(x, numbers.Real | np.floating)
     if isinstance(x, bool) or not real:
         raise TypeError(
-            f"{function}: {name} must be a real number, found {_kind(x)}.\n"
+            f"{function}: {name} must be a real number, found {kind_of(x)}.\n"
             f"Pass a finite number {bound}."
         )
     if not least <= float(x) < math.inf:  # also where it is NaN

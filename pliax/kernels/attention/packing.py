@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .arguments import _brief
+from .arguments import brief
 from .mod_arguments import array_of, static_integer
 
 
@@ -41,7 +41,7 @@ def packed_ids(
     if ends.shape[-1] == 0:
         raise ValueError(
             f"{function}: {name} must name at least one document, found "
-            f"{_brief(array)}.\nAn empty row is lengths of 0."
+            f"{brief(array)}.\nAn empty row is lengths of 0."
         )
     total = static_integer(function, "total_length", total_length, 1)
     return _ids_of_ends(ends, jnp.asarray(first, jnp.int32), total), ends.shape[-1]

@@ -24,6 +24,7 @@ References:
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import jax
@@ -34,6 +35,7 @@ from jaxtyping import Array, Bool, Int
 from pliax.core.typing import Leaf
 
 from .arguments import close_mask_mod, close_score_mod
+from .block_lists import all_lists
 from .block_mask import BlockMask
 from .paging_arguments import (
     check_mask,
@@ -284,7 +286,7 @@ def convert_mask_mod(
         invisible, and the mod is asked about position 0 instead.
     """
     closed = None if mask_mod is None else close_mask_mod(mask_mod)
-    position_of = _positions(cache, sequences, kv_len)
+    position_of = _positions("convert_mask_mod", cache, sequences, kv_len)
 
     def on_rows(b: Any, h: Any, q_idx: Any, row: Any) -> Any:
         position, present = position_of(b, row)
@@ -310,7 +312,7 @@ def convert_score_mod(
         sequence.
     """
     closed = close_score_mod(score_mod, softmax_dtype(cache.keys.dtype))
-    position_of = _positions(cache, sequences, kv_len)
+    position_of = _positions("convert_score_mod", cache, sequences, kv_len)
 
     def on_rows(score: Any, b: Any, h: Any, q_idx: Any, row: Any) -> Any:
         position, present = position_of(b, row)
@@ -353,7 +355,7 @@ def convert_block_mask(
     check_mask(cache, block_mask, len(sequences))
     queries, keys = block_mask.seq_lengths
     mask_mod = convert_mask_mod(
-        cache, block_mask.mask_mod, sequences=sequences, kv_len=keys
+        cache, block_mask.visible, sequences=sequences, kv_len=keys
     )
     lists = (
         (block_mask.kv_num_blocks, block_mask.kv_indices),
@@ -461,11 +463,13 @@ def _take(x: Array, sequences: Array) -> Array:
     return taken.get(mode="fill", fill_value=-1, wrap_negative_indices=False)
 
 
-def _positions(cache: PagedCache, sequences: Any, kv_len: Any) -> Callable[..., Any]:
+def _positions(
+    where: str, cache: PagedCache, sequences: Any, kv_len: Any
+) -> Callable[..., Any]:
     """(b, row) to the logical position there, and whether b has a token there."""
     size, inverse, end = cache.page_size, cache.physical_to_logical, cache.lengths
     if sequences is not None:
-        sequences = index_array("convert_mask_mod", "sequences", sequences, (1,))
+        sequences = index_array(where, "sequences", sequences, (1,))
         inverse, end = _take(inverse, sequences), _take(end, sequences)
     if kv_len is not None:
         end = jnp.minimum(end, kv_len)
@@ -520,13 +524,10 @@ def _physical_lists(
         target = jnp.where(page >= 0, page, pages)
         return jnp.zeros(pages, bool).at[target].set(True, mode="drop")
 
-    rows = tuple(on_pages(owned, blocks) for blocks in (partly, full))
-    columns = tuple(jnp.swapaxes(x, 2, 3) for x in rows)
-    names = ("kv", "full_kv", "q", "full_q")
-    fields = {}
-    for name, blocks in zip(names, (*rows, *columns), strict=True):
-        fields[f"{name}_num_blocks"], fields[f"{name}_indices"] = _list_blocks(blocks)
-    return fields
+    lists = all_lists(*(on_pages(owned, blocks) for blocks in (partly, full)))
+    kinds, parts = ("kv", "full_kv", "q", "full_q"), ("num_blocks", "indices")
+    names = (f"{kind}_{part}" for kind, part in product(kinds, parts))
+    return dict(zip(names, lists, strict=True))
 
 
 def _listed(n: int, num: Array, indices: Array) -> Int[Array, "n H R C"]:
@@ -534,15 +535,3 @@ def _listed(n: int, num: Array, indices: Array) -> Int[Array, "n H R C"]:
     place = jnp.arange(indices.shape[-1], dtype=jnp.int32)[None, None, None]
     named = jnp.where(place < num[..., None], indices, -1)
     return jnp.broadcast_to(named, (n, *named.shape[1:]))
-
-
-@partial(jnp.vectorize, signature="(c)->(),(c)")
-def _list_blocks(blocks: Bool[Array, " C"]) -> tuple[Array, Array]:
-    """How many are True, and their indices in front, ascending.
-
-    By counting and not by sorting: a store has many more pages than a row lists.
-    """
-    count = jnp.cumsum(blocks, dtype=jnp.int32)
-    columns = jnp.arange(len(blocks), dtype=jnp.int32)
-    target = jnp.where(blocks, count - 1, len(blocks))
-    return count[-1], jnp.zeros_like(columns).at[target].set(columns, mode="drop")

@@ -2,13 +2,12 @@
 
 from typing import Any, NoReturn
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
 
-from .arguments import integer
+from .arguments import brief, check_has_mask_mod, integer
 from .block_mask import BlockMask
 
 
@@ -25,7 +24,7 @@ def positive_sizes(**sizes: Any) -> tuple[int, ...]:
 def index_array(where: str, name: str, x: Any, ranks: tuple[int, ...]) -> Array:
     """An int32 array of one of the ranks."""
     x = jnp.asarray(x)
-    found = jax.typeof(x).str_short(short_dtypes=True)
+    found = brief(x)
     if not jnp.issubdtype(x.dtype, jnp.integer):
         raise TypeError(
             f"{where}: {name} must be integers, found {found}.\n"
@@ -72,11 +71,7 @@ def check_mask(cache: Any, mask: Any, n: int) -> None:
             f"{cache.page_size}.\n"
             f"Make the mask with block_size=({q_size}, {cache.page_size})."
         )
-    if mask.mask_mod is None:
-        raise ValueError(
-            f"{where}: the block_mask has no mask_mod, as after slicing.\n"
-            "Give it the mask_mod of the sliced queries first."
-        )
+    check_has_mask_mod(where, mask)
     if mask.shape[0] not in (1, n):
         raise ValueError(
             f"{where}: the mask was made for {mask.shape[0]} sequences, asked for {n}."

@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float
 
 from pliax.core.jaxprs import ClosedFunction
 
-from .derivatives import widened
+from .derivatives import floating_captures, widened, with_floating_captures
 from .tiles import Place, look, modify, retreat, softmax_dtype
 
 
@@ -51,6 +51,7 @@ def attend(
         scores = modify(score_mod, scores, place)
         visible = jnp.ones_like(scores, bool)
     else:
+        score_mod = _without_gradient_unless(jnp.any(visible), score_mod)
         scores = modify(score_mod, *retreat(visible, scores, place))
         scores = jnp.where(visible, scores, -jnp.inf)
     weights, lse, maximum = _softmax(scores, visible)
@@ -83,6 +84,15 @@ def _without_unseen(
     q = jnp.where(sees, q, jnp.zeros_like(q))
     k, v = (jnp.where(seen, x, jnp.zeros_like(x)) for x in (k, v))
     return q, k, v
+
+
+def _without_gradient_unless(
+    some: Bool[Array, ""], score_mod: ClosedFunction | None
+) -> ClosedFunction | None:
+    """Where nothing at all is visible, there is no place with a finite derivative."""
+    captured = floating_captures(score_mod)
+    kept = [jnp.where(some, x, jax.lax.stop_gradient(x)) for x in captured]
+    return with_floating_captures(score_mod, kept)
 
 
 def _softmax(

@@ -94,7 +94,7 @@ def retreat(
         pick = broadcast(_at, 3, x, row)[:, :, :, None]
         lent = pick
         for axis in range(3):
-            if 1 not in (heads[axis], x.shape[axis]):
+            if 1 not in (heads[axis], pick.shape[axis]):
                 lent = jax.lax.dynamic_index_in_dim(lent, donor[axis], axis)
         return jnp.where(head_sees, pick, lent)
 

@@ -11,7 +11,8 @@ never touched, full ones skip `mask_mod`; a visit takes a square of full ones at
 Arrays keep their batch and heads as axes, so that a step is a few large products and
 what a mod captured has one sum of gradients. Where each sequence or head has its own
 list, they take step i of their lists together: the lists gather different keys, and one
-that has come to its end sees nothing. Every sum is taken in a fixed order.
+that has come to its end sees nothing. Sums are taken in the order of the
+blocks (scattered ones on a GPU in none).
 
 References:
     Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, Alg. 3.
@@ -85,7 +86,8 @@ def layout(
     if block_mask is not None:
         sizes = block_mask.block_size
     else:
-        sizes = (block_q, block_kv or (_FEW_KEYS // splits if few else _BLOCKS[1]))
+        keys = max(1, _FEW_KEYS // splits) if few else _BLOCKS[1]
+        sizes = (block_q, block_kv or keys)
     pairs = zip(sizes, lengths, strict=True)
     blocks = tuple(min(b, n) if isinstance(n, int) else b for b, n in pairs)
     square = (1, 1)
@@ -95,7 +97,7 @@ def layout(
             max(1, min(size // block, count)) if isinstance(count, int) else 1
             for size, block, count in zip(visited, blocks, counts, strict=True)
         )
-    return Layout(scale, lengths, (*blocks,), heads, (*square,), splits)
+    return Layout(scale, lengths, blocks, heads, square, splits)
 
 
 def _splits() -> int:

@@ -398,6 +398,27 @@ def test_a_mask_whose_lists_decide_is_cut_but_does_not_grow():
         mask.adjust(8, 8.0)
 
 
+def test_blocks_that_were_full_stay_unasked_when_they_become_ragged():
+    """What with_mask_mod gave is for partial blocks alone."""
+
+    def quarter(b, h, q, k):
+        return (q < 4) & (k < 4)
+
+    def diagonal(b, h, q, k):
+        return q == k
+
+    mask = px.create_block_mask(quarter, None, None, 8, 8, block_size=4)
+    partial = px.BlockMask.from_kv_blocks(
+        jnp.asarray([[[1, 1]]]), jnp.asarray([[[[1, 0], [1, 0]]]]),
+        mask.full_kv_num_blocks, mask.full_kv_indices, block_size=4,
+    ).with_mask_mod(diagonal)  # fmt: skip
+    q, k = np.arange(7)[:, None], np.arange(3)[None]
+    cut = partial.adjust(7, 3)
+    assert int(cut.full_kv_num_blocks.sum()) == 0
+    seen = [[bool(cut.visible(0, 0, i, j)) for j in range(3)] for i in range(7)]
+    np.testing.assert_array_equal(seen, (q < 4) & (k < 4))
+
+
 # --- a pytree -------------------------------------------------------------------------
 
 

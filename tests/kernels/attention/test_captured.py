@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_plain import attention as plain_attention
 from helpers import assert_error_rule, in_float64, normal
 
 import pliax as px
@@ -53,6 +54,46 @@ def test_a_derivative_without_value_at_masked_places_leaves_no_trace(
     golden = in_float64(gradients(plain(distance)), *operands)
     found, formula = gradients(flex)(*operands), gradients(plain(distance))(*operands)
     assert_error_rule(found, formula, golden)
+
+
+# Each hides query 0, at which the bias below has no derivative, and more.
+BLIND = {
+    "a sequence": (lambda b, h, i, j: (b == 1) & (i >= 1), B, None),
+    "a head": (lambda b, h, i, j: (h == 1) & (i >= 1), None, H),
+    "all but one": (lambda b, h, i, j: (h == 0) & (b == 1) & (i >= 20), B, H),
+    "rows": (lambda b, h, i, j: (i % 5 == 4) & (j <= i), None, None),
+    "everything": (lambda b, h, i, j: (i < 0) & (j < 0), None, None),
+}
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", BLIND)
+def test_what_is_blind_leaves_no_trace_in_a_gradient(name, implementation):
+    """Whatever sees nothing borrows a place that is seen, if there is one."""
+    mask_mod, batch, heads = BLIND[name]
+    mask = px.create_block_mask(mask_mod, batch, heads, T, T, block_size=16)
+
+    def loss(attend):
+        def squared(q, k, v, w):
+            return jnp.sum(jnp.square(attend(q, k, v, w)))
+
+        return jax.jit(jax.grad(squared, argnums=(0, 1, 2, 3)))
+
+    def flex(q, k, v, w):
+        return px.flex_attention(
+            q, k, v, block_mask=mask, implementation=implementation,
+            score_mod=lambda s, b, h, i, j: s + w * s / i.astype(s.dtype),
+        )  # fmt: skip
+
+    def formula(q, k, v, w):
+        def score(s, b, h, i, j):
+            return s + w * s / jnp.maximum(i, 1).astype(s.dtype)
+
+        return plain_attention(q, k, v, score=score, visible=mask_mod)[0]
+
+    operands = (*QKV, jnp.float32(0.3))
+    golden = in_float64(loss(formula), *operands)
+    assert_error_rule(loss(flex)(*operands), loss(formula)(*operands), golden)
 
 
 @pytest.mark.parametrize(

@@ -140,5 +140,7 @@ def test_chunked_prefill_is_the_whole_prompt():
 
 def test_splits_are_taken_beside_a_block_mask_and_must_be_positive():
     arrays = inputs(2, 20)
+    many = attend(arrays, kernel_options={"splits": 5000})
+    np.testing.assert_allclose(many, attend(arrays), rtol=2e-5, atol=2e-6)
     with pytest.raises(ValueError, match=r"must be at least 1, found \{'splits': 0\}"):
         attend(arrays, kernel_options={"splits": 0})

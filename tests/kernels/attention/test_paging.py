@@ -423,7 +423,8 @@ def listed(cache, offset):
     over_rows = jax.vmap(mod, (None, None, None, 0))
     over_queries = jax.vmap(over_rows, (None, None, 0, None))
     visible = jax.vmap(over_queries, (0, None, None, None))(b, jnp.int32(0), t, rows)
-    position_of = jax.vmap(jax.vmap(paging._positions(cache, None, S), (None, 0)), (0, None))  # fmt: skip
+    positions = paging._positions("listed", cache, None, S)
+    position_of = jax.vmap(jax.vmap(positions, (None, 0)), (0, None))
     return paging.convert_block_mask(cache, logical), visible, position_of(b, rows)[0]
 
 
@@ -460,6 +461,25 @@ def test_a_full_block_stays_full_where_its_page_is():
     assert mask.shape == (B, 1, 4, PAGES * SIZE)
     assert mask.full_kv_num_blocks[:, 0, 0].tolist() == [3, 1, 3]
     assert mask.kv_num_blocks[:, 0, 0].tolist() == [0, 1, 0]
+
+
+def test_a_full_block_is_not_asked_where_its_page_is_not_full():
+    """with_mask_mod speaks of partial blocks alone: the lists decide."""
+    t = np.tile(np.arange(10, dtype=np.int32), (B, 1))
+    tokens = normal(3, (B, 10, K, D))
+    cache = paging.assign(
+        paging.reserve(empty(), EVERY, 10), EVERY, t, tokens, tokens[..., :V]
+    )
+    full = px.create_block_mask(
+        lambda b, h, q, k: k >= 0, None, None, 4, 12, block_size=(4, SIZE)
+    )
+    attend = partial(px.flex_attention, normal(4, (B, 4, H, D)), enable_gqa=True)
+    over_pages = (
+        attend(cache.keys, cache.values, block_mask=paging.convert_block_mask(cache, x))
+        for x in (full, full.with_mask_mod(lambda b, h, q, k: (q < 0) & (k < 0)))
+    )
+    for out in over_pages:
+        np.testing.assert_allclose(out, attend(tokens, tokens[..., :V]), atol=1e-5)
 
 
 def newest(q, k, v):
