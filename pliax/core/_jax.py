@@ -45,8 +45,12 @@ def equation_context(eqn: Any) -> Hashable:
 
 
 def bind_equation(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
-    """Evaluate one equation, under the settings it was traced with."""
-    with eqn.ctx.manager:
+    """Evaluate one equation, under the settings it was traced with but on this mesh.
+
+    A function traced under Explicit axes may be evaluated where they are Auto.
+    """
+    mesh = _mesh.get_abstract_mesh()
+    with eqn.ctx.manager, _mesh.use_abstract_mesh(mesh):
         params = eqn.primitive.get_bind_params(eqn.params)
         result = eqn.primitive.bind(*values, **params)
     return result if eqn.primitive.multiple_results else [result]

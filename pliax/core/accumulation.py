@@ -14,7 +14,7 @@ import jax
 from jaxtyping import Array
 
 from ._jax import discharge_state
-from .jaxprs import evaluate
+from .evaluation import evaluate
 
 
 def accumulate(vjp: Any, cotangent: Array, sums: Any) -> tuple[Any, Any]:

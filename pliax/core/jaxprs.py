@@ -24,16 +24,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import lookups
-from ._jax import bind_equation, equation_context, is_pvary
-from .manual_axes import vary, varying_axes
+from ._jax import bind_equation, equation_context
+from .evaluation import CUSTOM_RULES, declared, evaluate, is_jit
+from .manual_axes import vary
 
 
-_RULES = ("custom_jvp_call", "custom_vjp_call")
 _ORDERS = 2
-# What only moves elements, or casts: exact in the dtype of a wider operand as well.
-_MOVES = {"broadcast_in_dim", "convert_element_type", "copy", "dynamic_slice", "gather"}
-_MOVES |= {"reshape", "rev", "slice", "squeeze", "transpose"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +82,7 @@ class ClosedFunction:
         """Evaluate for the types it was traced for; `captured` may be wider floats."""
         jaxpr = self.program.jaxpr
         (result,) = evaluate(jaxpr, self.captured, args)
-        return _declared(jaxpr.outvars[0], jnp.asarray(result))  # NumPy's, if constant
+        return declared(jaxpr.outvars[0], jnp.asarray(result))  # NumPy's, if constant
 
     def reads(self, position: int) -> bool:
         """Whether the program uses its argument number `position`."""
@@ -105,6 +101,7 @@ def close(
     function: Callable[..., Any],
     *args: jax.ShapeDtypeStruct,
     axes: frozenset[str] = frozenset(),
+    name: str = "",
 ) -> ClosedFunction:
     """Trace a function of arrays to one array into data.
 
@@ -114,6 +111,7 @@ def close(
         *args: Shape and dtype of each argument.
         axes: Manual mesh axes the arguments vary over, inside `jax.shard_map`: rules
             of custom derivatives keep the types they are traced with.
+        name: What the function is called in errors; its own name by default.
 
     Returns:
         The same function as a pytree.
@@ -137,69 +135,15 @@ def close(
     trace = jax.make_jaxpr(lambda *a: function(*vary(a, axes)), return_shape=True)
     closed, out_shape = trace(*args)
     if not hasattr(out_shape, "shape"):
-        name = getattr(function, "__name__", type(function).__name__)
-        raise TypeError(f"{name} must return one array; it returned {out_shape}.")
-    if any(_is_jit(eqn) for eqn in closed.jaxpr.eqns):
+        name = name or getattr(function, "__name__", type(function).__name__)
+        raise TypeError(
+            f"{name} must return one array; it returned {out_shape}.\n"
+            "Return the array itself, neither nothing nor a container."
+        )
+    if any(is_jit(eqn) for eqn in closed.jaxpr.eqns):
         inline = jax.make_jaxpr(lambda *a: evaluate(closed.jaxpr, closed.consts, a))
         closed = inline(*args)
     return ClosedFunction(Program(closed.jaxpr), tuple(closed.consts))
-
-
-def evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """The results of a jaxpr; inner `jit`s are inlined, chained lookups read once.
-
-    Inside `jax.shard_map` the operands of an equation are made to vary alike, so that a
-    jaxpr traced outside takes arrays which vary over the mesh.
-    """
-    return [lookups.read(x) for x in _walk(jaxpr, consts, args)]
-
-
-def _walk(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """The results of `evaluate`, where lookups may not have been read yet."""
-    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
-
-    def value(x: Any) -> Any:
-        return x.val if hasattr(x, "val") else env[x]
-
-    def read(x: Any) -> Any:
-        if not hasattr(x, "val"):
-            env[x] = lookups.read(env[x])
-        return value(x)
-
-    for eqn in jaxpr.eqns:
-        if lookup := lookups.put_off(eqn, [value(x) for x in eqn.invars]):
-            env[eqn.outvars[0]] = lookup
-        elif _is_jit(eqn):
-            inner, values = eqn.params["jaxpr"], [value(x) for x in eqn.invars]
-            results = _walk(getattr(inner, "jaxpr", inner), inner.consts, values)
-            env.update(zip(eqn.outvars, results, strict=True))
-        else:
-            results = _results(eqn, [read(x) for x in eqn.invars])
-            env.update(zip(eqn.outvars, results, strict=True))
-    return [value(x) for x in jaxpr.outvars]
-
-
-def _results(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
-    if eqn.primitive.name not in _MOVES:
-        values = [_declared(*x) for x in zip(eqn.invars, values, strict=True)]
-    axes = varying_axes(values)
-    if is_pvary(eqn):
-        return vary(values, axes | set(eqn.params["axes"]))
-    traced = [x.aval.mat.varying for x in eqn.invars]
-    if eqn.primitive.name in _RULES and any(traced):  # it casts inside, from these
-        values = [vary(x, own) for x, own in zip(values, traced, strict=True)]
-        return bind_equation(eqn, values)
-    return bind_equation(eqn, vary(values, axes))
-
-
-def _declared(x: Any, value: Any) -> Any:
-    """A value in the dtype of its variable."""
-    same = hasattr(x, "val") or getattr(value, "dtype", None) in (None, x.aval.dtype)
-    return value if same else value.astype(x.aval.dtype)
-
-
-def _is_jit(eqn: Any) -> bool:
-    return eqn.primitive.name == "jit"
 
 
 def structure(jaxpr: Any, within: tuple[Hashable, ...] = ()) -> Hashable:
@@ -237,7 +181,7 @@ def structure(jaxpr: Any, within: tuple[Hashable, ...] = ()) -> Hashable:
 
 
 def _parameters(eqn: Any, within: tuple[Hashable, ...]) -> Hashable:
-    if eqn.primitive.name not in _RULES:
+    if eqn.primitive.name not in CUSTOM_RULES:
         return _parameter(eqn.params, within)
     function = _parameter(eqn.params["call_jaxpr"], within)
     # A rule may use its own function, as that of logaddexp does. Its structure repeats

@@ -2,8 +2,8 @@
 
     dynamic_slice, squeeze  :  array  ->  Lookup,     read when something else needs it
 
-Mapped over the places of a tile, `bias[b]` alone would be a copy of its matrix for
-every place. A Lookup puts it off until all indices are known.
+Mapped over the places of a tile, `bias[b]` alone would copy a matrix for every place
+where b differs. A Lookup puts it off until all indices are known.
 """
 
 from collections.abc import Sequence

@@ -22,6 +22,7 @@ from .arguments import (
     check_scale,
     close_score_mod,
 )
+from .block_arguments import check_flag
 from .block_mask import BlockMask
 from .tiles import softmax_dtype
 
@@ -100,7 +101,7 @@ def flex_attention(
     score_mod: Any = None,
     block_mask: Any = None,
     scale: Any = None,
-    enable_gqa: bool = False,
+    enable_gqa: Any = False,
     return_aux: Any = None,
     implementation: str | None = None,
     kernel_options: Any = None,
@@ -154,6 +155,7 @@ def flex_attention(
         attention kernels", 2024.
     """
     query, key, value = as_arrays(query, key, value)
+    check_flag("flex_attention", "enable_gqa", enable_gqa)
     check_arrays(query, key, value, enable_gqa=enable_gqa)
     check_instance("block_mask", block_mask, BlockMask, _MAKE_MASK)
     check_instance("return_aux", return_aux, AuxRequest, _MAKE_REQUEST)

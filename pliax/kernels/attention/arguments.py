@@ -14,7 +14,12 @@ import jax.ref
 import numpy as np
 from jax.core import ShapedArray, Tracer
 from jax.dtypes import TypePromotionError
-from jax.errors import TracerBoolConversionError
+from jax.errors import (
+    ConcretizationTypeError,
+    TracerArrayConversionError,
+    TracerBoolConversionError,
+    TracerIntegerConversionError,
+)
 from jaxtyping import Array
 
 from pliax.core._jax import is_symbolic_dim
@@ -28,9 +33,17 @@ _SIGNATURES = {
     "score_mod": "score_mod(score, b, h, q_idx, kv_idx)",
     "mask_mod": "mask_mod(b, h, q_idx, kv_idx)",
 }
+_CAPTURE = (
+    "{role} runs on traced scalars: capture jnp.asarray(array) where it indexes a list "
+    "or a NumPy array, and "
+)
 _NOTES = {
     TracerBoolConversionError: "{role} runs on traced scalars: use &, | and jnp.where "
     "instead of `and`, `or` and `if`.",
+    TracerIntegerConversionError: _CAPTURE + "give loops and shapes static sizes.",
+    TracerArrayConversionError: _CAPTURE + "use jnp's functions.",
+    ConcretizationTypeError: "{role} runs on traced scalars: use jnp's functions, and "
+    "x.astype(dtype) instead of float(x) and int(x).",
     TypePromotionError: "{role} gets int32 indices: cast them before arithmetic with "
     "floats, in a score_mod with q_idx.astype(score.dtype).",
 }
@@ -51,14 +64,15 @@ def close_score_mod(
 ) -> ClosedFunction | None:
     """Trace a score_mod for scores of `dtype`, which vary over mesh `axes`.
 
-    Its result must be one float.
+    Its result must be one float, at least as wide.
     """
     if score_mod is None:
         return None
     score = jax.ShapeDtypeStruct((), dtype)
     closed = _close(score_mod, "score_mod", (score, *(_INDEX,) * 4), axes)
-    floating = jnp.issubdtype(closed.out_aval.dtype, jnp.floating)
-    _check_result(closed, "score_mod", floating, f"{jnp.dtype(dtype).name}[]")
+    found, wanted = closed.out_aval.dtype, jnp.dtype(dtype)
+    as_wide = jnp.issubdtype(found, jnp.floating) and found.itemsize >= wanted.itemsize
+    _check_result(closed, "score_mod", as_wide, f"{wanted.name}[]")
     return closed
 
 
@@ -74,7 +88,7 @@ def _close(
         return mod
     check_positional(mod, role, len(arguments))
     try:
-        closed = close(mod, *arguments, axes=axes)
+        closed = close(mod, *arguments, axes=axes, name=role)
     except tuple(_NOTES) as error:
         note = next(text for kind, text in _NOTES.items() if isinstance(error, kind))
         error.add_note(note.format(role=role))
@@ -222,7 +236,7 @@ def check_kernel_options(kernel_options: Any, block_mask: Any) -> dict[str, int]
         TypeError: If it is no dict, or a value no integer.
         ValueError: If a value is below 1, or a mask already says the block size.
     """
-    remedy = 'Pass for example kernel_options={"block_q": 128, "block_kv": 128}.'
+    remedy = 'Pass for example kernel_options={"block_q": 128} or {"splits": 8}.'
     options = {} if kernel_options is None else kernel_options
     if not isinstance(options, dict) or not all(isinstance(n, str) for n in options):
         raise TypeError(

@@ -51,12 +51,11 @@ def check_sizes(
 ) -> tuple[Any, Any, Any, Any]:
     """Batch, heads, query and key length: integers of at least 1."""
     remedy = "Pass B=None or H=None for a mask shared by all sequences or heads."
-    sizes = {"B": B, "H": H, "q_len": q_len, "kv_len": kv_len}
-    batch, heads, queries, keys = _positive(function, remedy, sizes)
-    return batch, heads, queries, keys
+    batch, heads = _positive(function, remedy, {"B": B, "H": H})
+    return batch, heads, *check_lengths(function, q_len, kv_len)
 
 
-def check_lengths(function: str, q_len: Any, kv_len: Any) -> tuple[int, int]:
+def check_lengths(function: str, q_len: Any, kv_len: Any) -> tuple[Any, Any]:
     """Query and key length: integers of at least 1."""
     remedy = "Pass the lengths of the query and of the key."
     queries, keys = _positive(function, remedy, {"q_len": q_len, "kv_len": kv_len})
@@ -71,6 +70,19 @@ def _positive(function: str, remedy: str, sizes: dict[str, Any]) -> list[Any]:
             f"{function}: sizes must be at least 1, found {wrong}.\n{remedy}"
         )
     return list(found.values())
+
+
+def check_flag(function: str, name: str, x: Any) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        TypeError: Saying what was found.
+    """
+    if not isinstance(x, bool | np.bool_):
+        raise TypeError(
+            f"{function}: {name} must be True or False, found {kind_of(x)}.\n"
+            "It is static: pass a Python bool."
+        )
 
 
 def reaches(lengths: tuple[Any, Any], others: tuple[int, int]) -> bool:

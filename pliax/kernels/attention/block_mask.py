@@ -25,6 +25,7 @@ from .block_arguments import (
     FROM_LISTS,
     block_sizes,
     check_contents,
+    check_flag,
     check_lengths,
     check_lists,
     check_sizes,
@@ -431,7 +432,7 @@ def create_block_mask(
     kv_len: Any,
     *,
     block_size: Any = 128,
-    separate_full_blocks: bool = True,
+    separate_full_blocks: Any = True,
 ) -> BlockMask:
     """Classify the blocks of a mask as empty, partial or full.
 
@@ -464,6 +465,7 @@ def create_block_mask(
         ([[[1, 1]]], [[[0, 1]]])
     """
     sizes = block_sizes("create_block_mask", block_size)
+    check_flag("create_block_mask", "separate_full_blocks", separate_full_blocks)
     batch, heads, queries, keys = check_sizes(
         "create_block_mask", *or_one(B, H), q_len, kv_len
     )

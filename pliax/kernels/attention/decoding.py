@@ -28,8 +28,8 @@ from .xla import fold, normalise, online_softmax_start, put_row, row_of, split
 
 def forward(
     layout: Layout, arrays: Any, score_mod: Any, block_mask: BlockMask | None
-) -> tuple[Float[Array, "B T H V"], Float[Array, "B T H"], Float[Array, "B T H"]]:
-    """Output in the query's dtype, log-sum-exp and maximum, as `xla.forward`."""
+) -> tuple[Float[Array, "B T H ..."], ...]:
+    """Output, log-sum-exp, maximum and logarithm of the sum, as `xla.forward`."""
     axes = varying_axes(arrays, score_mod, block_mask)
     arrays, score_mod, block_mask = vary((arrays, score_mod, block_mask), axes)
     query, tile = split(layout, arrays, score_mod, block_mask)
@@ -53,8 +53,7 @@ def forward(
     results = over_rows(
         layout, rows, vary(results, axes), row_lists(layout, block_mask)
     )
-    out, lse, maximum = (x[:, : layout.lengths[0]] for x in results)
-    return out, lse, maximum
+    return tuple(x[:, : layout.lengths[0]] for x in results)
 
 
 def _cut(parts: int, visits: Visits) -> Visits:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from pliax.core.linear_maps import linear_map
-from pliax.core.manual_axes import sum_like
+from pliax.core.manual_axes import sum_like, vary, varying_axes
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,12 @@ class Kernel:
     """One implementation, given by its two passes.
 
     Attributes:
-        forward: `(arrays, score_mod, block_mask) -> (out, lse, maximum)`.
-        backward: `(arrays, score_mod, block_mask, (out, lse), (d_out, d_lse))` to the
-            gradients of the arrays and of the floating arrays `score_mod` captured.
+        forward: `(arrays, score_mod, block_mask) -> (out, lse, maximum, log_sum)`. The
+            last two add up to `lse`, and say more: beside a maximum of -1e9, the usual
+            stand-in for -inf, float32 has no room for the logarithm of the sum.
+        backward: `(arrays, score_mod, block_mask, (out, maximum, log_sum), (d_out,
+            d_lse))` to the gradients of the arrays and of the floating arrays
+            `score_mod` captured.
         definition: The same meaning as `forward`, which JAX differentiates.
     """
 
@@ -41,7 +44,7 @@ def attend(
     kernel: Kernel, arrays: tuple[Array, ...], score_mod: Any, block_mask: Any
 ) -> tuple[Array, Array, Array]:
     """Output, log-sum-exp and maximum (no gradient), differentiable as said above."""
-    out, lse, maximum = _attend(kernel, arrays, score_mod, block_mask)
+    out, lse, maximum, _ = _attend(kernel, arrays, score_mod, block_mask)
     return out, lse, jax.lax.stop_gradient(maximum)
 
 
@@ -53,13 +56,14 @@ def _attend(kernel: Kernel, arrays: Any, score_mod: Any, block_mask: Any) -> Any
 @_attend.defjvp
 def _attend_jvp(kernel: Kernel, primals: Any, tangents: Any) -> Any:
     results = _attend(kernel, *primals)
+    out, _, *statistics = results
     d_results = linear_map(
         partial(_tangents, kernel),
         partial(_cotangents, kernel),
-        (*primals, results[:2]),
+        (*primals, (out, *statistics)),
         (tangents[0], _floating_tangents(primals[1], tangents[1])),
     )
-    return results, (*d_results, jnp.zeros_like(results[2]))
+    return results, (*d_results, *map(jnp.zeros_like, statistics))
 
 
 def _tangents(kernel: Kernel, residuals: Any, tangents: Any) -> Any:
@@ -92,14 +96,16 @@ def _backward(kernel: Kernel, *residuals: Any) -> Any:
 
 @_backward.defjvp
 def _backward_jvp(kernel: Kernel, primals: Any, tangents: Any) -> Any:
-    """Output and log-sum-exp depend on the arrays, whose tangents say it all."""
+    """The results depend on the arrays, whose tangents say it all."""
     arrays, score_mod, block_mask, _, cotangents = primals
+    axes = varying_axes(primals)
     d_arrays, d_score_mod, _, _, d_cotangents = tangents
     gradients = _backward(kernel, *primals)
 
     def defined(arrays: Any, floating: Any, cotangents: Any) -> Any:
         attend = partial(_define, kernel, score_mod, block_mask)
-        d = jax.vjp(attend, arrays, floating)[1](cotangents)
+        # As the kernel's: gradients of each device, before they are summed.
+        d = jax.vjp(attend, *vary((arrays, floating), axes))[1](cotangents)
         return jax.tree.map(lambda x, like: x.astype(like.dtype), d, gradients)
 
     _, d_gradients = jax.jvp(

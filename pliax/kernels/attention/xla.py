@@ -4,8 +4,8 @@ A row of query blocks walks over the key blocks its mask lists and keeps, for ev
 query, the running maximum m, the sum l and the unnormalised output. Empty blocks are
 never touched, full ones skip `mask_mod`; a visit takes a square of full ones at once.
 
-    forward    s = score_mod(scale q k),  m, l, o                    -> out, lse
-    backward   p = exp(s - lse),  ds = p (do v - delta)              -> dq of the row,
+    forward    s = score_mod(scale q k),  m, l, o           -> out, lse, m, log l
+    backward   p = exp(s - m - log l),  ds = p (do v - delta)  -> dq of the row,
                and dk, dv, dcaptured into sums that all rows share
 
 Arrays keep their batch and heads as axes, so that a step is a few large products and
@@ -56,12 +56,14 @@ class _Statistics(NamedTuple):
     """What backward needs of the forward pass: of all queries, or of a row of blocks.
 
     Attributes:
-        lse: Log-sum-exp, (B, T, H) or (B, K, G, M).
+        maximum: Of the scores, (B, T, H) or (B, K, G, M).
+        log_sum: Logarithm of the sum of exp(s - maximum), likewise.
         delta: sum(d_out out) - d_lse, likewise.
         d_out: Gradient of the output, (B, T, H, V) or (B, K, G, M, V).
     """
 
-    lse: Leaf
+    maximum: Leaf
+    log_sum: Leaf
     delta: Leaf
     d_out: Leaf
 
@@ -112,8 +114,8 @@ def _splits() -> int:
 
 def forward(
     layout: Layout, arrays: Any, score_mod: Any, block_mask: BlockMask | None
-) -> tuple[Float[Array, "B T H V"], Float[Array, "B T H"], Float[Array, "B T H"]]:
-    """Output in the query's dtype, log-sum-exp and maximum."""
+) -> tuple[Float[Array, "B T H ..."], ...]:
+    """Output in the query's dtype, log-sum-exp, maximum and logarithm of the sum."""
     axes = varying_axes(arrays, score_mod, block_mask)
     arrays, score_mod, block_mask = vary((arrays, score_mod, block_mask), axes)
     query, tile = split(layout, arrays, score_mod, block_mask)
@@ -137,8 +139,7 @@ def forward(
     lists = row_lists(layout, block_mask)
     results = vary(tile.no_results(query), axes)
     results = over_rows(layout, rows, results, lists)
-    out, lse, maximum = (x[:, : layout.lengths[0]] for x in results)
-    return out, lse, maximum
+    return tuple(x[:, : layout.lengths[0]] for x in results)
 
 
 def fold(tile: "Tile", q: Array, r: Array, at: Visit, state: Any) -> Any:
@@ -152,7 +153,7 @@ def backward(
     arrays: Any,
     score_mod: Any,
     block_mask: BlockMask | None,
-    results: tuple[Array, Array],
+    results: tuple[Array, Array, Array],
     cotangents: tuple[Array, Array],
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, ...]]:
     """Gradients of query, key, value, and of the floating arrays `score_mod` captured.
@@ -163,12 +164,13 @@ def backward(
     arrays, score_mod, block_mask = vary((arrays, score_mod, block_mask), axes)
     query, tile = split(layout, arrays, score_mod, block_mask)
     statistics = _statistics(layout, results, cotangents)
-    dtype = statistics.lse.dtype
+    dtype = statistics.maximum.dtype
 
     def of_rows(r: Array, count: int) -> tuple[Array, _Statistics]:
         of = _Statistics(*(row_of(layout, x, r, count) for x in statistics))
         q = row_of(layout, query, r, count)
-        return jnp.where((of.lse != -jnp.inf)[..., None], q, jnp.zeros_like(q)), of
+        sees = (of.maximum != -jnp.inf)[..., None]
+        return jnp.where(sees, q, jnp.zeros_like(q)), of
 
     def add(q: Array, of: _Statistics, r: Array, at: Visit, sums: Any) -> Any:
         d_q, d_k, d_v, d_captured = sums
@@ -208,12 +210,13 @@ def backward(
 
 def _statistics(layout: Layout, results: Any, cotangents: Any) -> _Statistics:
     """Rows beyond the end get no gradient, and so give none."""
-    out, lse = results
-    d_out, d_lse = (x.astype(lse.dtype) for x in cotangents)
-    delta = jnp.sum(d_out * out.astype(lse.dtype), axis=-1) - d_lse
+    out, *of_scores = results
+    dtype = of_scores[0].dtype
+    d_out, d_lse = (x.astype(dtype) for x in cotangents)
+    delta = jnp.sum(d_out * out.astype(dtype), axis=-1) - d_lse
     rows = layout.blocks[0] * layout.square[0]
-    zero = (_fill(x, rows, "constant") for x in (delta, d_out))
-    return _Statistics(_fill(lse, rows, "edge"), *zero)
+    real = (_fill(x, rows, "edge") for x in of_scores)
+    return _Statistics(*real, *(_fill(x, rows, "constant") for x in (delta, d_out)))
 
 
 def _gradients(
@@ -223,7 +226,7 @@ def _gradients(
 
     Sums are added to in place: a tile looks up few of the elements it could.
     """
-    lse, delta = (x[..., None] for x in statistics[:2])
+    maximum, log_sum, delta = (x[..., None] for x in statistics[:3])
     place, visible = tile.place(r, at), tile.visible(r, at)
     captured = floating_captures(tile.score_mod)
 
@@ -233,10 +236,10 @@ def _gradients(
 
     products = tile.products(q, at)
     scores, vjp = jax.vjp(partial(modified, place), products, captured)
-    seen = (scores != -jnp.inf) & (lse != -jnp.inf)
+    seen = (scores != -jnp.inf) & (maximum != -jnp.inf)
     seen = seen if visible is None else seen & visible
-    shift = jnp.where(lse == -jnp.inf, jnp.zeros_like(lse), lse)
-    weights = jnp.where(seen, jnp.exp(scores - shift), 0.0)
+    shift = jnp.where(maximum == -jnp.inf, jnp.zeros_like(maximum), maximum)
+    weights = jnp.where(seen, jnp.exp(scores - shift - log_sum), 0.0)
     d_weights = compare(statistics.d_out, tile.values(at, visible), scores.dtype)
     d_modified = jnp.where(seen, weights * (d_weights - delta), 0.0)
     if visible is None or not captured:
@@ -332,11 +335,11 @@ class Tile(NamedTuple):
             return broadcast(one, 3, _by_head(x), at.columns)
         return _by_head(broadcast(one, 1, x, at.columns[:, 0, 0]))
 
-    def no_results(self, query: Array) -> tuple[Array, Array, Array]:
-        """Output, log-sum-exp and maximum, to be filled row by row."""
+    def no_results(self, query: Array) -> tuple[Array, ...]:
+        """What `normalise` gives, to be filled row by row."""
         dtype, shape = softmax_dtype(query.dtype), query.shape[:3]
         out = jnp.zeros((*shape, self.v.shape[-1]), query.dtype)
-        return out, jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
+        return (out, *(jnp.zeros(shape, dtype) for _ in range(3)))
 
     def nothing(self, x: Array, num: Array, dtype: Any) -> Array:
         """Sums of gradients for `x`, keys or values: `add` adds to them.
@@ -458,13 +461,14 @@ def online_softmax(state: Any, scores: Array, values: Array) -> Any:
     return out * decay[..., None] + weigh(weights, values), new, total
 
 
-def normalise(out: Array, maximum: Array, total: Array) -> tuple[Array, Array, Array]:
-    """Output, log-sum-exp and maximum; output 0 where nothing was seen."""
+def normalise(out: Array, maximum: Array, total: Array) -> tuple[Array, ...]:
+    """Output, log-sum-exp, maximum and logarithm of the sum; 0 if nothing was seen."""
     empty = total == 0.0
     safe = jnp.where(empty, jnp.ones_like(total), total)
     shift = jnp.where(maximum == -jnp.inf, jnp.zeros_like(maximum), maximum)
-    lse = jnp.where(empty, -jnp.inf, shift + jnp.log(safe))
-    return out / safe[..., None], lse, maximum
+    log_sum = jnp.log(safe)
+    lse = jnp.where(empty, -jnp.inf, shift + log_sum)
+    return out / safe[..., None], lse, maximum, log_sum
 
 
 # --- arrays in blocks -----------------------------------------------------------------

@@ -172,8 +172,19 @@ def test_explicit_axes_give_the_same_numbers_where_the_query_lies(axes, implemen
     )
     spec = jax.sharding.PartitionSpec(*axes)
 
+    slopes = jnp.asarray([0.3, 0.7])
+
     def attend(*qkv):
-        return px.flex_attention(*qkv, block_mask=CAUSAL, implementation=implementation)
+        def score_mod(s, b, h, i, j):
+            return jnp.where(i > j + 2, s * slopes[h], s - h.astype(s.dtype))
+
+        def causal(b, h, i, j):
+            return i >= j
+
+        mask = px.create_block_mask(causal, None, None, T, T, block_size=16)
+        return px.flex_attention(
+            *qkv, score_mod=score_mod, block_mask=mask, implementation=implementation
+        )
 
     def loss(*qkv):
         return jnp.sum(jnp.square(attend(*qkv)))

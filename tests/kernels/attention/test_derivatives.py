@@ -161,6 +161,36 @@ def test_derivatives_without_jit_are_the_same():
 
 
 @IMPLEMENTATIONS
+@pytest.mark.parametrize("stand_in", [-1e9, -1e30])
+def test_a_finite_stand_in_for_minus_infinity_has_exact_gradients(
+    stand_in, implementation
+):
+    """Of a sequence of padding alone every score is the stand-in, and its lse too."""
+    real = jnp.asarray([0, 13], jnp.int32)
+
+    def gradients(attention):
+        def loss(q, k, v, table):
+            def score(s, b, h, i, j):
+                return jnp.where(j < real[b], s + table[h, j % 9], stand_in)
+
+            return jnp.sum(jnp.sin(3.0 * attention(q, k, v, score)))
+
+        return quick(jax.grad(loss, ALL))
+
+    def flex(q, k, v, score):
+        return px.flex_attention(
+            q, k, v, score_mod=score, enable_gqa=True, implementation=implementation
+        )
+
+    def plain(q, k, v, score):
+        return plain_attention(q, k, v, score=score)[0]
+
+    golden = in_float64(gradients(plain), *arguments())
+    rival = gradients(plain)(*arguments())
+    assert_error_rule(gradients(flex)(*arguments()), rival, golden)
+
+
+@IMPLEMENTATIONS
 def test_what_nobody_sees_may_be_nan(implementation):
     """Keys and values behind the padding, and queries that see nothing."""
     lengths = jnp.asarray([20, 7], jnp.int32)
@@ -286,6 +316,22 @@ def test_shard_map_over_batch_and_heads_changes_nothing():
 
     found = loss(on_mesh(spec))(*operands)
     assert_close(found, loss(lambda *x: attend(*x)[0])(*operands))
+
+
+def test_shard_map_has_second_derivatives():
+    """Forward over reverse, with a table that is shared and one that is in shards."""
+    spec = P("x", None, "y")
+    *operands, ids = *arguments(4), documents(4)
+    along = tuple(jnp.cos(x) for x in operands)
+
+    def curvature(attention):
+        def loss(*operands):
+            return jnp.sum(jnp.sin(attention(*operands, ids)))
+
+        return quick(lambda *x: jax.jvp(jax.grad(loss, ALL), x, along)[1])
+
+    found = curvature(on_mesh(spec))(*operands)
+    assert_close(found, curvature(lambda *x: attend(*x)[0])(*operands))
 
 
 @IMPLEMENTATIONS

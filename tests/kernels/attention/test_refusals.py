@@ -84,6 +84,12 @@ ATTENTION = {
                     {"score_mod": lambda s, b, h, i, j: s * jnp.ones(3)}),
     "score dtype": (TypeError, r"it returned i32\[\]\.\nMods are written for one score",
                     {"score_mod": lambda s, b, h, i, j: i - j}),
+    "score narrow": (TypeError, r"must return one float32\[\].*it returned bf16\[\]",
+                     {"score_mod": lambda s, b, h, i, j: s.astype(jnp.bfloat16)}),
+    "score nothing": (TypeError, r"score_mod must return one array; it returned None.\nRet",
+                      {"score_mod": lambda s, b, h, i, j: None}),
+    "gqa text": (TypeError, "enable_gqa must be True or False, found str 'yes'",
+                 {"enable_gqa": "yes"}),
     "integer key": (TypeError, "must be .*'float16'.*key i32.*\nCast them",
                     {"key": jnp.ones((2, T, H, 8), jnp.int32)}),
     "8 bits beside float32": (TypeError, "float16 or bfloat16 query only.*\nCast the q",
@@ -136,6 +142,10 @@ MASKS = {
                      {"q_len": 16.0}),
     "length zero": (ValueError, "at least 1, found {'kv_len': 0}", {"kv_len": 0}),
     "batch bool": (TypeError, "B must be an integer, found bool", {"B": True}),
+    "flag": (TypeError, "separate_full_blocks must be True or False, found int 1",
+             {"separate_full_blocks": 1}),
+    "q_len zero": (ValueError, r"\{'q_len': 0\}.\nPass the lengths of the query",
+                    {"q_len": 0}),
     "heads zero": (ValueError, "found {'H': 0}.\nPass B=None or H=None", {"H": 0}),
 }  # fmt: skip
 
@@ -199,6 +209,21 @@ def test_a_shared_mask_that_reads_positions_only_is_taken():
             lambda s, b, h, i, j: s + (i - j),
             jax.dtypes.TypePromotionError,
             "q_idx.astype(score.dtype)",
+        ),
+        (
+            lambda s, b, h, i, j: s * np.ones(T, np.float32)[j],
+            jax.errors.TracerArrayConversionError,
+            "capture jnp.asarray(array)",
+        ),
+        (
+            lambda s, b, h, i, j: sum(s for _ in range(i)),
+            jax.errors.TracerIntegerConversionError,
+            "static sizes",
+        ),
+        (
+            lambda s, b, h, i, j: s * float(h),
+            jax.errors.ConcretizationTypeError,
+            "x.astype(dtype) instead of float(x)",
         ),
     ],
 )
