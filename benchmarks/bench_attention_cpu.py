@@ -65,7 +65,7 @@ def duels(*, quick: bool) -> list[Duel]:
     else:
         short, H = (1024, 2048, 4096), 8
         own = [("causal", 2048, 1.7, H), ("causal", 8192, 1.7, H)]
-        own += [("documents", 8192, 10.0, H), ("window", 16384, 10.0, 2)]
+        own += [("documents", 8192, 10.0, H), ("window", 16384, 10.0, H)]
     long = (256,) if quick else (2048, 4096, 8192)
     bars = dict.fromkeys(("causal", "documents", "alibi", "soft cap"), 1.0)
     return [
@@ -229,7 +229,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="seconds, for a test")
-    parser.add_argument("--samples", type=int, default=9)
+    parser.add_argument("--samples", type=int, default=13)
     parser.add_argument("--torch-python", type=Path, help="a Python that has torch")
     parser.add_argument("--without-torch", action="store_true")
     parser.add_argument(
