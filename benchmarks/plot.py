@@ -97,7 +97,7 @@ def attention(record: dict[str, Any]) -> Any:
     _memory(figure.add_subplot(grid[2, 0]), record["rows"])
     figure.suptitle(
         "flex_attention on a CPU, float32, D = 64: how many times faster\n"
-        "bars: ratio of medians; dots: each turn; orange: the least that passes; "
+        "bars: median of the turns; dots: each turn; orange: the least that passes; "
         "above: time of pliax, of its rival (largest error)",
         fontsize=9,
     )
