@@ -28,6 +28,7 @@ def attend(arrays, **options):
     return px.flex_attention(*arrays, enable_gqa=True, **options)
 
 
+@pytest.mark.slow
 @settings(max_examples=settings().max_examples // 2)
 @given(
     queries=st.sampled_from([1, 3, 17]),

@@ -234,13 +234,13 @@ def assert_close(found, rival, golden):
         np.testing.assert_array_equal(np.isneginf(one), np.isneginf(exact))
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(shapes, floats)
 def test_any_score_mod_is_the_formula(shape, score):
     hold(shape, score, None)
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(shapes, st.none() | floats, booleans)
 def test_any_mask_mod_is_the_formula(shape, score, mask):
     hold(shape, score, mask)
