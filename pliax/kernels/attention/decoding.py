@@ -23,7 +23,7 @@ from pliax.core.manual_axes import vary, varying_axes
 
 from .block_mask import BlockMask
 from .walking import Layout, Lists, Visits, over_rows, row_lists, walk
-from .xla import fold, normalise, online_softmax_start, put_row, row_of, split
+from .xla import fold, normalise, put_row, row_of, split
 
 
 def forward(
@@ -36,7 +36,7 @@ def forward(
 
     def rows(results: Any, r: Array, lists: Lists) -> Any:
         q = row_of(layout, query, r, 1)
-        start = vary(online_softmax_start(q, tile.v.shape[-1]), axes)
+        start = vary(tile.nothing_seen(query, 1), axes)
 
         def part(lists: Lists) -> Any:
             return walk(partial(fold, tile, q, r), lists, start)

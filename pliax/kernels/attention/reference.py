@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float
 from pliax.core.jaxprs import ClosedFunction
 
 from .derivatives import floating_captures, widened, with_floating_captures
-from .tiles import Place, look, modify, retreat, softmax_dtype
+from .tiles import Place, broadcast, modify, retreat, softmax_dtype
 
 
 def attend(
@@ -42,7 +42,7 @@ def attend(
     q = rearrange(query.astype(dtype), "b t (k g) d -> b k g t d", k=heads)
     k, v = (rearrange(x.astype(dtype), "b s k d -> b k s d") for x in (key, value))
     place = _places(q, k)
-    visible = None if block_mask is None else look(block_mask.visible, place)
+    visible = None if block_mask is None else broadcast(block_mask.visible, 5, *place)
     k, v = (jnp.broadcast_to(x, (q.shape[0], *x.shape[1:])) for x in (k, v))
     q, k, v = _without_unseen(q, k, v, visible)
     highest = jax.lax.Precision.HIGHEST

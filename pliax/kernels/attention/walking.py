@@ -10,12 +10,13 @@ lists together; one that has come to its end is not active. Every order is fixed
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import einops
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from pliax.core.typing import Leaf
 
@@ -172,26 +173,43 @@ def visit_all(
     return jax.lax.fori_loop(0, jnp.max(num), step, state)
 
 
-def each_row(
-    layout: Layout, row: Callable[..., Any], carry: Any, r: Array, lists: Lists
+def visit_squares(
+    layout: Layout, prepare: Callable[[], Any], squares: Visits | None, state: Any
 ) -> Any:
-    """The rows of a square in turn, from `r` on; their results as one tall row."""
-    rows = layout.square[0]
+    """`visit_all` with what `prepare` gives, where there are any squares at all."""
+    if squares is None:
+        return state
+
+    def some(state: Any) -> Any:
+        return visit_all(prepare(), squares, layout.square, False, state)
+
+    return jax.lax.cond(jnp.max(squares.num) > 0, some, lambda state: state, state)
+
+
+def each_row(
+    layout: Layout,
+    row: Callable[..., Any],
+    carry: Any,
+    r: Array,
+    lists: Lists,
+    state: Any,
+) -> Any:
+    """The rows of a square in turn, from `r` on: (carry, r, lists, state) -> carry.
+
+    Each goes on with its part of `state`, (B, K, G, M, ...) of the rows together.
+    """
+    rows, M = layout.square[0], layout.blocks[0]
     lists = lists._replace(square=None)
     if rows == 1:
-        return row(carry, r, jax.tree.map(lambda x: x[0], lists))
+        return row(carry, r, jax.tree.map(lambda x: x[0], lists), state)
 
     def step(carry: Any, x: Any) -> Any:
-        return row(carry, r + x[0], x[1])
+        i, lists = x
+        part = partial(jax.lax.dynamic_slice_in_dim, slice_size=M, axis=3)
+        of_row = jax.tree.map(lambda x: part(x, i * M), state)
+        return row(carry, r + i, lists, of_row), None
 
-    indices = jnp.arange(rows, dtype=jnp.int32)
-    carry, parts = jax.lax.scan(step, carry, (indices, lists))
-    return carry, jax.tree.map(_stack_rows, parts)
-
-
-def _stack_rows(x: Float[Array, "t B K G M ..."]) -> Float[Array, "B K G t*M ..."]:
-    x = jnp.moveaxis(x, 0, 3)
-    return x.reshape(*x.shape[:3], -1, *x.shape[5:])
+    return jax.lax.scan(step, carry, (jnp.arange(rows, dtype=jnp.int32), lists))[0]
 
 
 def over_rows(

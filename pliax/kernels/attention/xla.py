@@ -41,7 +41,7 @@ from .tiles import (
     retreat,
     softmax_dtype,
 )
-from .walking import Layout, Visit, each_row, over_rows, row_lists, visit_all, walk
+from .walking import Layout, Visit, each_row, over_rows, row_lists, visit_squares, walk
 
 
 _BLOCKS = (256, 512)
@@ -120,21 +120,23 @@ def forward(
     arrays, score_mod, block_mask = vary((arrays, score_mod, block_mask), axes)
     query, tile = split(layout, arrays, score_mod, block_mask)
 
-    def row(carry: Any, r: Array, lists: Any) -> Any:
-        q = row_of(layout, query, r, 1)
-        start = vary(online_softmax_start(q, tile.v.shape[-1]), axes)
-        return carry, walk(partial(fold, tile, q, r), lists, start)
-
-    def rows(results: Any, r: Array, lists: Any) -> Any:
-        _, state = each_row(layout, row, (), r, lists)
-        if lists.square is not None:
-            q = row_of(layout, query, r, layout.square[0])
-            visit = partial(fold, tile, q, r)
-            state = visit_all(visit, lists.square, layout.square, False, state)
+    def row(results: Any, r: Array, lists: Any, state: Any) -> Any:
+        visit = partial(fold, tile, row_of(layout, query, r, 1), r)
+        found = normalise(*walk(visit, lists, state))
         return tuple(
             put_row(layout, whole, r, part)
-            for whole, part in zip(results, normalise(*state), strict=True)
+            for whole, part in zip(results, found, strict=True)
         )
+
+    def rows(results: Any, r: Array, lists: Any) -> Any:
+        together = layout.square[0]
+
+        def fold_squares() -> Any:
+            return partial(fold, tile, row_of(layout, query, r, together), r)
+
+        start = vary(tile.nothing_seen(query, together), axes)
+        state = visit_squares(layout, fold_squares, lists.square, start)
+        return each_row(layout, row, results, r, lists, state)
 
     lists = row_lists(layout, block_mask)
     results = vary(tile.no_results(query), axes)
@@ -180,21 +182,22 @@ def backward(
         d_v = tile.add(d_v, at, weights, of.d_out)
         return d_q, d_k, d_v, d_captured
 
-    def row(sums: Any, r: Array, lists: Any) -> Any:
-        q, of = of_rows(r, 1)
-        start = vary(jnp.zeros(q.shape, dtype), axes)
-        d_q, *sums = walk(partial(add, q, of, r), lists, (start, *sums))
-        return tuple(sums), d_q
+    def row(sums: Any, r: Array, lists: Any, d_q: Any) -> Any:
+        total_q, *sums = sums
+        d_q, *sums = walk(partial(add, *of_rows(r, 1), r), lists, (d_q, *sums))
+        return (put_row(layout, total_q, r, d_q), *sums)
 
     def rows(sums: Any, r: Array, lists: Any) -> Any:
         total_q, *sums = sums
-        sums, d_q = each_row(layout, row, tuple(sums), r, lists)
-        if lists.square is not None:
-            visit = partial(add, *of_rows(r, layout.square[0]), r)
-            state = (d_q, *sums)
-            state = visit_all(visit, lists.square, layout.square, False, state)
-            d_q, *sums = state
-        return (put_row(layout, total_q, r, d_q), *sums)
+        together = layout.square[0]
+
+        def add_squares() -> Any:
+            return partial(add, *of_rows(r, together), r)
+
+        start = vary(jnp.zeros(tile.shape_of(query, together), dtype), axes)
+        state = visit_squares(layout, add_squares, lists.square, (start, *sums))
+        d_q, *sums = state
+        return each_row(layout, row, (total_q, *sums), r, lists, d_q)
 
     lists = row_lists(layout, block_mask)
     nothing = (
@@ -335,6 +338,17 @@ class Tile(NamedTuple):
             return broadcast(one, 3, _by_head(x), at.columns)
         return _by_head(broadcast(one, 1, x, at.columns[:, 0, 0]))
 
+    def nothing_seen(self, query: Array, rows: int) -> tuple[Array, Array, Array]:
+        """Output, maximum and sum of rows of blocks before their first visit."""
+        dtype, shape = softmax_dtype(query.dtype), self.shape_of(query, rows)[:4]
+        out = jnp.zeros((*shape, self.v.shape[-1]), dtype)
+        return out, jnp.full(shape, -jnp.inf, dtype), jnp.zeros(shape, dtype)
+
+    def shape_of(self, query: Array, rows: int) -> tuple[Any, ...]:
+        """(B, K, G, M, D) of so many rows of blocks."""
+        B, M, D = query.shape[0], rows * self.layout.blocks[0], query.shape[3]
+        return (B, *self.layout.heads, M, D)
+
     def no_results(self, query: Array) -> tuple[Array, ...]:
         """What `normalise` gives, to be filled row by row."""
         dtype, shape = softmax_dtype(query.dtype), query.shape[:3]
@@ -439,15 +453,6 @@ def _dot(x: Array, y: Array, contracted: tuple[int, int], dtype: Any) -> Array:
 
 
 # --- the softmax ----------------------------------------------------------------------
-
-
-def online_softmax_start(
-    q: Float[Array, "*rest M D"], value_dimension: int
-) -> tuple[Array, Array, Array]:
-    """Output, maximum and sum before the first tile."""
-    dtype, rest = softmax_dtype(q.dtype), q.shape[:-1]
-    out = jnp.zeros((*rest, value_dimension), dtype)
-    return out, jnp.full(rest, -jnp.inf, dtype), jnp.zeros(rest, dtype)
 
 
 def online_softmax(state: Any, scores: Array, values: Array) -> Any:
