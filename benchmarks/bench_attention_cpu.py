@@ -274,4 +274,5 @@ def _worker(options: argparse.Namespace) -> Iterator[torch_flex_cpu.Torch | None
 
 
 if __name__ == "__main__":
+    harness.with_large_pages()
     main()
