@@ -274,5 +274,4 @@ def _worker(options: argparse.Namespace) -> Iterator[torch_flex_cpu.Torch | None
 
 
 if __name__ == "__main__":
-    harness.with_large_pages()
     main()

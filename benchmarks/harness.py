@@ -7,7 +7,6 @@ each row carries the rival's largest and mean error against the oracle.
 """
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -27,7 +26,6 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("jax", "jaxlib", "numpy", "optax", "pliax")
 MIB = 2**20
-_TUNABLES = "GLIBC_TUNABLES"
 
 
 @dataclass(frozen=True)
@@ -144,22 +142,6 @@ def _report(row: dict[str, Any]) -> None:
     )
 
 
-def with_large_pages() -> None:
-    """Start this process again with large pages for the arrays of every entrant.
-
-    With small ones the L2 cache holds as much as the kernel's choice of pages happens
-    to allow: one attention program took 7 ms a call in some processes and 11 ms in
-    others, and never more than 7 with large ones. glibc (2.35 and newer) reads the
-    setting when a process starts; other C libraries do not know it.
-    """
-    tunables = os.environ.get(_TUNABLES, "")
-    if "glibc.malloc.hugetlb" in tunables:
-        return
-    tunables = ":".join(filter(None, (tunables, "glibc.malloc.hugetlb=1")))
-    command = [sys.executable, *sys.orig_argv[1:]]
-    os.execve(sys.executable, command, {**os.environ, _TUNABLES: tunables})
-
-
 def environment_record() -> dict[str, Any]:
     """Where the numbers come from."""
     device = jax.devices()[0]
@@ -177,7 +159,6 @@ def environment_record() -> dict[str, Any]:
             "kind": device.device_kind,
             "count": jax.device_count(),
             "cpu": _cpu(),
-            _TUNABLES: os.environ.get(_TUNABLES, ""),
         },
     }
 

@@ -26,7 +26,6 @@ def quick_record(tmp_path_factory):
 def test_both_entrants_of_a_duel_have_samples_and_a_small_error(quick_record):
     assert len(quick_record["rows"]) == 2 * len(quick_record["duels"])
     assert quick_record["versions"]["torch"] is None
-    assert "malloc.hugetlb" in quick_record["device"]["GLIBC_TUNABLES"]
     for row in quick_record["rows"]:
         assert len(row["samples_ms"]) == 3
         assert row["min_ms"] <= row["median_ms"] == np.median(row["samples_ms"])
