@@ -29,6 +29,7 @@ from benchmarks.attention_workloads import D, Workload, oracle
 
 
 PAUSE_S = 0.02  # the idle threads of one entrant stop spinning before the other's turn
+WAKE_S = 0.1  # after a pause the cores of a virtual machine are slow for some 50 ms
 
 
 # --- duels ----------------------------------------------------------------------------
@@ -98,12 +99,15 @@ def measure(duel: Duel, samples: int, worker: Any) -> list[dict[str, Any]]:
 
 
 def _sample(entry: Any) -> float:
-    """Milliseconds of the second of two calls: the first wakes the entrant's threads.
+    """Milliseconds of a call after others that keep the entrant busy for `WAKE_S`.
 
     A training loop does not sleep between its steps; the clock should not see it.
     """
     time.sleep(PAUSE_S)
+    awake = time.perf_counter() + WAKE_S
     entry.sample()
+    while time.perf_counter() < awake:
+        entry.sample()
     return entry.sample()
 
 
