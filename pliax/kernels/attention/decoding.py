@@ -39,10 +39,10 @@ def forward(
         start = vary(tile.nothing_seen(query, 1), axes)
 
         def part(lists: Lists) -> Any:
-            return walk(partial(fold, tile, q, r), lists, start)
+            return walk(lambda: partial(fold, tile, q, r), lists, start)
 
         cut = partial(_cut, layout.splits)
-        parts = Lists(cut(lists.partial), cut(lists.full), None)
+        parts = Lists(cut(lists.partial), cut(lists.full))
         found = normalise(*_merge(jax.vmap(part)(parts)))
         return tuple(
             put_row(layout, whole, r, x)

@@ -1,8 +1,12 @@
 """Walking over the blocks of a mask: which rows visit which columns, and in what order.
 
-    row_lists   block mask  ->  lists of partial blocks, full ones, squares of full ones
-    walk        one row     :   visit its full blocks, then its partial ones
-    over_rows   all rows    :   each row, or the rows of a square together
+    row_lists       block mask    ->  lists of blocks, and of blocks taken together
+    visit_together  some rows     :   squares of full blocks, then columns all rows see
+    walk            one row       :   its other full blocks, then its partial ones
+    over_rows       all rows
+
+Fewer and larger visits read the same keys less often. On 2 CPU cores a score of 8 heads
+costs 1.8 ns in a visit of 128 x 128, 1.1 ns in one of 256 x 256.
 
 Sequences and heads with lists of their own, (Bm, Km, Gm) of them, take step i of their
 lists together; one that has come to its end is not active. Every order is fixed.
@@ -16,7 +20,7 @@ from typing import Any, NamedTuple
 import einops
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Shaped
 
 from pliax.core.typing import Leaf
 
@@ -33,7 +37,7 @@ class Layout:
         lengths: Queries and keys.
         blocks: Queries and keys of a block.
         heads: Key heads, and query heads of each.
-        square: Blocks of queries and of keys that a visit of full blocks takes at once.
+        square: Blocks of queries and of keys that a visit takes at once, at most.
         splits: Parts the keys of few queries are cut into; see `decoding`.
     """
 
@@ -53,17 +57,21 @@ class Visits(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """What the rows of a square visit.
+    """What rows visit, `t` rows (those of a square) together: (R / t, ...).
 
     Attributes:
-        partial: Partial blocks of each row, (R / rows of a square, those rows, ...).
-        full: Full blocks of each row that belong to no square, likewise.
-        square: Squares of full blocks by their first column, (R / rows, ...); or None.
+        partial: Partial blocks that one row visits alone, (R / t, t, ...).
+        full: Full blocks that one row visits alone, likewise.
+        square: Squares of full blocks, by their first column; None without squares.
+        tall: Other columns that every row sees something of; None if t is 1.
+        whole: Whether a block is full, (R / t, t, Bm, Km, Gm, C); None if t is 1.
     """
 
     partial: Visits
     full: Visits
-    square: Visits | None
+    square: Visits | None = None
+    tall: Visits | None = None
+    whole: Leaf = None
 
 
 class Visit(NamedTuple):
@@ -74,38 +82,80 @@ class Visit(NamedTuple):
         active: Whether the list is not yet at its end; None if there is one list.
         size: Blocks of queries and of keys taken at once.
         partly: Whether `mask_mod` must be asked.
+        whole: In which rows it must not, (Bm, Km, Gm, t); None if in no row.
     """
 
     columns: Leaf
     active: Leaf
     size: tuple[int, ...]
     partly: bool
+    whole: Leaf = None
 
 
 def row_lists(layout: Layout, block_mask: BlockMask | None) -> Lists:
     """What each row of blocks visits."""
     if block_mask is None:
         return _dense_lists(layout)
-    partly = Visits(block_mask.kv_num_blocks, block_mask.kv_indices)
-    full = Visits(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
-    square = None
     if layout.square != (1, 1):
-        full, square = _take_squares(block_mask, layout.square)
-        square = Visits(*(_by_row(layout, x, 1)[:, 0] for x in square))
+        return _taken_together(layout, block_mask)
+    partly = (block_mask.kv_num_blocks, block_mask.kv_indices)
+    full = (block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
+    return Lists(_rows(layout, partly, 1), _rows(layout, full, 1))
+
+
+def _taken_together(layout: Layout, block_mask: BlockMask) -> Lists:
+    """Lists in which each block is visited with as many others as it can be."""
+    t, n = layout.square
+    lists = block_mask.lists(transposed=False)
+    partly, full = spread(lists, block_mask.kv_indices.shape[3])
+    missing = -full.shape[2] % t
     partly, full = (
-        Visits(*(_by_row(layout, x, layout.square[0]) for x in visits))
-        for visits in (partly, full)
+        jnp.pad(x, ((0, 0), (0, 0), (0, missing), (0, 0))) for x in (partly, full)
     )
-    return Lists(partly, full, square)
+    square, inside = _squares(full, (t, n))
+    full_alone = full & ~jnp.repeat(inside, t, axis=2)
+    tall, whole = None, None
+    if t > 1:
+        pattern = "b h (r t) c -> b h r c"
+        seen = einops.reduce(partly | full_alone, pattern, "all", t=t)
+        alone = ~jnp.repeat(seen, t, axis=2)
+        partly, full_alone = partly & alone, full_alone & alone
+        tall, whole = _groups(layout, list_blocks(seen)), _by_row(layout, full, t)
+    partly, full = (_rows(layout, list_blocks(x), t) for x in (partly, full_alone))
+    return Lists(partly, full, _groups(layout, square), tall, whole)
+
+
+def _squares(
+    full: Bool[Array, "B H R C"], size: tuple[int, ...]
+) -> tuple[tuple[Array, Array], Bool[Array, "B H r C"]]:
+    """Squares of full blocks that start at a multiple of their size.
+
+    By their first column, for every row of squares; and the columns inside of one.
+    """
+    rows, columns = size
+    C = full.shape[3]
+    padded = jnp.pad(full, ((0, 0), (0, 0), (0, 0), (0, -C % columns)))
+    pattern = "b h (r m) (c n) -> b h r c"
+    whole = einops.reduce(padded, pattern, "all", m=rows, n=columns)
+    num, first = list_blocks(whole)
+    inside = jnp.repeat(whole, columns, axis=3)[..., :C]
+    return (num, first * columns), inside
+
+
+def _rows(layout: Layout, lists: Any, together: int) -> Visits:
+    """What single rows visit, (R / t, t, Bm, Km, Gm[, C])."""
+    return Visits(*(_by_row(layout, x, together) for x in lists))
+
+
+def _groups(layout: Layout, lists: Any) -> Visits:
+    """What rows visit together, (R / t, Bm, Km, Gm[, C])."""
+    return Visits(*(_by_row(layout, x, 1)[:, 0] for x in lists))
 
 
 def _by_row(
-    layout: Layout, x: Int[Array, "Bm Hm R ..."], together: int
-) -> Int[Array, "Q t Bm Km Gm ..."]:
-    """Lists of the rows, `together` at a time; rows are filled up with empty lists."""
+    layout: Layout, x: Shaped[Array, "Bm Hm R ..."], together: int
+) -> Shaped[Array, "Q t Bm Km Gm ..."]:
     heads = (1, 1) if x.shape[1] == 1 else layout.heads
-    missing = -x.shape[2] % together
-    x = jnp.pad(x, [(0, missing if axis == 2 else 0) for axis in range(x.ndim)])
     x = x.reshape(x.shape[0], *heads, -1, together, *x.shape[3:])
     return jnp.moveaxis(x, (3, 4), (0, 1))
 
@@ -123,41 +173,55 @@ def _dense_lists(layout: Layout) -> Lists:
         columns = jnp.broadcast_to(columns, (*shape, *columns.shape))
         return Visits(jnp.broadcast_to(num, shape), columns)
 
-    return Lists(everywhere(columns - num, last), everywhere(num, whole), None)
+    return Lists(everywhere(columns - num, last), everywhere(num, whole))
 
 
-def _take_squares(
-    block_mask: BlockMask, square: tuple[int, ...]
-) -> tuple[Visits, Visits]:
-    """Full blocks outside and inside of squares that start at a multiple of their size.
+def visit_together(
+    layout: Layout, prepare: Callable[[], Any], lists: Lists, state: Any
+) -> Any:
+    """What rows visit together, by the visit that `prepare` returns."""
+    square, tall = lists.square, lists.tall
+    if square is None:
+        return state
 
-    Squares are listed by row of squares and named by their first column.
-    """
-    rows, columns = square
-    lists = block_mask.lists(transposed=False)
-    full = spread(lists, block_mask.kv_indices.shape[-1])[1]
-    R, C = full.shape[2:]
-    padded = jnp.pad(full, ((0, 0), (0, 0), (0, -R % rows), (0, -C % columns)))
-    pattern = "b h (r m) (c n) -> b h r c"
-    whole = einops.reduce(padded, pattern, "all", m=rows, n=columns)
-    inside = jnp.repeat(jnp.repeat(whole, rows, axis=2), columns, axis=3)
-    num, first = list_blocks(whole)
-    single = list_blocks(full & ~inside[:, :, :R, :C])
-    return Visits(*single), Visits(num, first * columns)
+    def some(state: Any) -> Any:
+        visit = prepare()
+        state = _visit_all(visit, square, layout.square, state)
+        if tall is None:
+            return state
+        size = (layout.square[0], 1)
+        return _visit_all(visit, tall, size, state, partly=True, whole=lists.whole)
 
-
-def walk(visit: Callable[..., Any], lists: Lists, state: Any) -> Any:
-    """Visit the blocks of one row: full ones, then partial ones."""
-    state = visit_all(visit, lists.full, (1, 1), False, state)
-    return visit_all(visit, lists.partial, (1, 1), True, state)
+    return _if_any((square, tall), some, state)
 
 
-def visit_all(
+def walk(prepare: Callable[[], Any], lists: Lists, state: Any) -> Any:
+    """What one row visits alone, by the visit that `prepare` returns."""
+
+    def some(state: Any) -> Any:
+        visit = prepare()
+        state = _visit_all(visit, lists.full, (1, 1), state)
+        return _visit_all(visit, lists.partial, (1, 1), state, partly=True)
+
+    return _if_any((lists.full, lists.partial), some, state)
+
+
+def _if_any(
+    visits: tuple[Visits | None, ...], some: Callable[[Any], Any], state: Any
+) -> Any:
+    """A row that has nothing to visit does not pay for its preparation either."""
+    num = [jnp.max(x.num) for x in visits if x is not None]
+    return jax.lax.cond(sum(num) > 0, some, lambda state: state, state)
+
+
+def _visit_all(
     visit: Callable[..., Any],
     visits: Visits,
     size: tuple[int, ...],
-    partly: bool,
     state: Any,
+    *,
+    partly: bool = False,
+    whole: Bool[Array, "t Bm Km Gm C"] | None = None,
 ) -> Any:
     """One visit for each listed block: `(Visit, state) -> state`."""
     num, columns = visits
@@ -166,24 +230,15 @@ def visit_all(
     def step(i: Array, state: Any) -> Any:
         last = jnp.maximum(num - 1, 0)
         at = jnp.minimum(i, last)[..., None]
-        column = jnp.take_along_axis(columns, at, axis=-1)[..., 0]
+        column = jnp.take_along_axis(columns, at, axis=-1)
+        full = None
+        if whole is not None:
+            full = jnp.take_along_axis(whole, column[None], axis=-1)
+            full = jnp.moveaxis(full[..., 0], 0, -1)
         active = None if alone else i < num
-        return visit(Visit(column, active, size, partly), state)
+        return visit(Visit(column[..., 0], active, size, partly, full), state)
 
     return jax.lax.fori_loop(0, jnp.max(num), step, state)
-
-
-def visit_squares(
-    layout: Layout, prepare: Callable[[], Any], squares: Visits | None, state: Any
-) -> Any:
-    """`visit_all` with what `prepare` gives, where there are any squares at all."""
-    if squares is None:
-        return state
-
-    def some(state: Any) -> Any:
-        return visit_all(prepare(), squares, layout.square, False, state)
-
-    return jax.lax.cond(jnp.max(squares.num) > 0, some, lambda state: state, state)
 
 
 def each_row(
@@ -199,7 +254,7 @@ def each_row(
     Each goes on with its part of `state`, (B, K, G, M, ...) of the rows together.
     """
     rows, M = layout.square[0], layout.blocks[0]
-    lists = lists._replace(square=None)
+    lists = Lists(lists.partial, lists.full)
     if rows == 1:
         return row(carry, r, jax.tree.map(lambda x: x[0], lists), state)
 

@@ -2,7 +2,8 @@
 
 A row of query blocks walks over the key blocks its mask lists and keeps, for every
 query, the running maximum m, the sum l and the unnormalised output. Empty blocks are
-never touched, full ones skip `mask_mod`; a visit takes a square of full ones at once.
+never touched, full ones skip `mask_mod`; a visit takes a square of full ones at once,
+or a column that a few neighbouring rows all see.
 
     forward    s = score_mod(scale q k),  m, l, o           -> out, lse, m, log l
     backward   p = exp(s - m - log l),  ds = p (do v - delta)  -> dq of the row,
@@ -41,12 +42,11 @@ from .tiles import (
     retreat,
     softmax_dtype,
 )
-from .walking import Layout, Visit, each_row, over_rows, row_lists, visit_squares, walk
+from .walking import Layout, Visit, each_row, over_rows, row_lists, visit_together, walk
 
 
 _BLOCKS = (256, 512)
-# Queries and keys a visit of full blocks takes at once. Smaller visits read the same
-# keys more often: on 2 CPU cores a score costs 1.3 times as much in blocks of 128.
+# Queries and keys a visit takes at once, where blocks are smaller; see `walking`.
 _SQUARE = 256
 # Fewer queries than this are decoding: a visit takes more keys, to be worth its cost.
 _FEW, _FEW_KEYS = 128, 2048
@@ -120,9 +120,11 @@ def forward(
     arrays, score_mod, block_mask = vary((arrays, score_mod, block_mask), axes)
     query, tile = split(layout, arrays, score_mod, block_mask)
 
+    def visit_of(r: Array, count: int) -> Any:
+        return partial(fold, tile, row_of(layout, query, r, count), r)
+
     def row(results: Any, r: Array, lists: Any, state: Any) -> Any:
-        visit = partial(fold, tile, row_of(layout, query, r, 1), r)
-        found = normalise(*walk(visit, lists, state))
+        found = normalise(*walk(partial(visit_of, r, 1), lists, state))
         return tuple(
             put_row(layout, whole, r, part)
             for whole, part in zip(results, found, strict=True)
@@ -130,12 +132,9 @@ def forward(
 
     def rows(results: Any, r: Array, lists: Any) -> Any:
         together = layout.square[0]
-
-        def fold_squares() -> Any:
-            return partial(fold, tile, row_of(layout, query, r, together), r)
-
         start = vary(tile.nothing_seen(query, together), axes)
-        state = visit_squares(layout, fold_squares, lists.square, start)
+        prepare = partial(visit_of, r, together)
+        state = visit_together(layout, prepare, lists, start)
         return each_row(layout, row, results, r, lists, state)
 
     lists = row_lists(layout, block_mask)
@@ -182,21 +181,20 @@ def backward(
         d_v = tile.add(d_v, at, weights, of.d_out)
         return d_q, d_k, d_v, d_captured
 
+    def visit_of(r: Array, count: int) -> Any:
+        return partial(add, *of_rows(r, count), r)
+
     def row(sums: Any, r: Array, lists: Any, d_q: Any) -> Any:
         total_q, *sums = sums
-        d_q, *sums = walk(partial(add, *of_rows(r, 1), r), lists, (d_q, *sums))
+        d_q, *sums = walk(partial(visit_of, r, 1), lists, (d_q, *sums))
         return (put_row(layout, total_q, r, d_q), *sums)
 
     def rows(sums: Any, r: Array, lists: Any) -> Any:
         total_q, *sums = sums
         together = layout.square[0]
-
-        def add_squares() -> Any:
-            return partial(add, *of_rows(r, together), r)
-
         start = vary(jnp.zeros(tile.shape_of(query, together), dtype), axes)
-        state = visit_squares(layout, add_squares, lists.square, (start, *sums))
-        d_q, *sums = state
+        prepare = partial(visit_of, r, together)
+        d_q, *sums = visit_together(layout, prepare, lists, (start, *sums))
         return each_row(layout, row, (total_q, *sums), r, lists, d_q)
 
     lists = row_lists(layout, block_mask)
@@ -302,7 +300,11 @@ class Tile(NamedTuple):
         if at.partly and not _divides(self.layout.blocks[1], self.layout.lengths[1]):
             parts.append(self._positions(at) < self.layout.lengths[1])
         if at.partly and self.mask_mod is not None:
-            parts.append(look(self.mask_mod, self.place(r, at)))
+            seen = look(self.mask_mod, self.place(r, at))
+            if at.whole is not None:
+                whole = jnp.repeat(at.whole, self.layout.blocks[0], axis=-1)
+                seen |= whole[..., None]
+            parts.append(seen)
         return reduce(jnp.logical_and, parts) if parts else None
 
     def products(self, q: Array, at: Visit) -> Float[Array, "B K G M N"]:
