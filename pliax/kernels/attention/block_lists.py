@@ -50,12 +50,12 @@ def all_lists(
 
 @jax.jit(static_argnums=1)
 def spread(
-    lists: BlockLists, columns: int
+    lists: BlockLists, columns: Any
 ) -> tuple[Bool[Array, "B H R C"], Bool[Array, "B H R C"]]:
     """The inverse of listing: which blocks are partial, and which are full."""
 
     def row(num: Array, indices: Array) -> Array:
-        valid = (jnp.arange(len(indices), dtype=jnp.int32) < num) & (indices >= 0)
+        valid = (jnp.arange(indices.shape[0], dtype=jnp.int32) < num) & (indices >= 0)
         places = jnp.where(valid, indices, columns)
         return jnp.zeros(columns, bool).at[places].set(True, mode="drop")
 

@@ -126,7 +126,7 @@ class BlockMask:
             kv_indices: Their columns, in any order, the first `kv_num_blocks` valid;
                 int32 (B, H, rows, columns), or fewer columns beside `seq_lengths`.
             full_kv_num_blocks: Number of blocks in which `mask_mod` is True everywhere,
-                so that it is skipped. A block that reaches beyond the end is moved to
+                or has no say. A block that reaches beyond the end is moved to
                 the partial ones.
             full_kv_indices: Their columns.
             block_size: Queries and keys of a block, or one number for both.
@@ -236,7 +236,7 @@ class BlockMask:
         queries. For `mask[2]` pass `lambda b, h, q, k: old(b + 2, h, q, k)`.
 
         Args:
-            mask_mod: `(b, h, q_idx, kv_idx) -> bool`. It is not asked in full blocks,
+            mask_mod: `(b, h, q_idx, kv_idx) -> bool`. It has no say in full blocks,
                 and blocks that are not listed stay hidden, whatever it says.
 
         Raises:
@@ -309,7 +309,7 @@ class BlockMask:
         partial, full = (x[:, :, :rows, :columns] for x in self._blocks())
         states = with_ragged_partial(partial, full, lengths, self.block_size)
         mask_mod, given = self.mask_mod, self.lists_decide
-        if given and mask_mod is not None:  # not asked in blocks that were full
+        if given and mask_mod is not None:  # has no say in blocks that were full
             mask_mod = close_mask_mod(self.visible)
         sizes = self.block_size
         return _from_blocks(*states, mask_mod, lengths, sizes, lists_decide=given)
@@ -447,8 +447,8 @@ def create_block_mask(
         block_size: Queries and keys of a block, or one number for both. 128 is
             FlexAttention's default.
         separate_full_blocks: Whether blocks without a masked score are listed apart, so
-            that attention skips `mask_mod` in them. A block that reaches beyond the end
-            is never full.
+            that `mask_mod` need not be asked in them. A block that reaches beyond the
+            end is never full.
 
     Returns:
         The mask as a pytree; its first two dimensions are 1 where B or H is None.

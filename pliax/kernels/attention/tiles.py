@@ -66,8 +66,8 @@ def modify(
 def look(mask_mod: ClosedFunction, place: Place) -> Bool[Array, "..."]:
     """`mask_mod` on a tile, True where the query may see the key.
 
-    Axes along which only indices vary that it does not read are 1: a mask for all
-    heads is not computed, nor reduced over, once a head.
+    Axes of batch and heads along which no index varies that it reads are 1: a mask for
+    all heads is not computed, nor reduced over, once a head.
     """
     read = (x if mask_mod.reads(i) else x[:1, :1, :1] for i, x in enumerate(place))
     return broadcast(mask_mod, 5, *read)

@@ -1,7 +1,7 @@
 """Walking over the blocks of a mask: which rows visit which columns, and in what order.
 
     row_lists       block mask    ->  lists of blocks, and of blocks taken together
-    visit_together  some rows     :   squares of full blocks, then columns all rows see
+    visit_together  some rows     :   squares of full blocks, then columns all rows list
     walk            one row       :   its other full blocks, then its partial ones
     over_rows       all rows
 
@@ -50,7 +50,10 @@ class Layout:
 
 
 class Visits(NamedTuple):
-    """What each row visits, (R, Bm, Km, Gm[, C]): the first `num` of `columns`."""
+    """Visits of rows or of groups of rows, (..., Bm, Km, Gm[, C]).
+
+    The first `num` of `columns`.
+    """
 
     num: Leaf
     columns: Leaf
@@ -63,7 +66,7 @@ class Lists(NamedTuple):
         partial: Partial blocks that one row visits alone, (R / t, t, ...).
         full: Full blocks that one row visits alone, likewise.
         square: Squares of full blocks, by their first column; None without squares.
-        tall: Other columns that every row sees something of; None if t is 1.
+        tall: Other columns that each of t rows lists; None if t is 1.
         whole: Whether a block is full, (R / t, t, Bm, Km, Gm, C); None if t is 1.
     """
 
@@ -82,7 +85,7 @@ class Visit(NamedTuple):
         active: Whether the list is not yet at its end; None if there is one list.
         size: Blocks of queries and of keys taken at once.
         partly: Whether `mask_mod` must be asked.
-        whole: In which rows it must not, (Bm, Km, Gm, t); None if in no row.
+        whole: In which rows all is seen, whatever it says, (Bm, Km, Gm, t); or None.
     """
 
     columns: Leaf
@@ -104,7 +107,10 @@ def row_lists(layout: Layout, block_mask: BlockMask | None) -> Lists:
 
 
 def _taken_together(layout: Layout, block_mask: BlockMask) -> Lists:
-    """Lists in which each block is visited with as many others as it can be."""
+    """Lists in which blocks are visited together where all rows of a group list them.
+
+    The last rows, where they are fewer than a group, visit what they list alone.
+    """
     t, n = layout.square
     lists = block_mask.lists(transposed=False)
     partly, full = spread(lists, block_mask.kv_indices.shape[3])
@@ -209,7 +215,7 @@ def walk(prepare: Callable[[], Any], lists: Lists, state: Any) -> Any:
 def _if_any(
     visits: tuple[Visits | None, ...], some: Callable[[Any], Any], state: Any
 ) -> Any:
-    """A row that has nothing to visit does not pay for its preparation either."""
+    """Where there is nothing to visit, nothing is prepared (but under `vmap`)."""
     num = [jnp.max(x.num) for x in visits if x is not None]
     return jax.lax.cond(sum(num) > 0, some, lambda state: state, state)
 

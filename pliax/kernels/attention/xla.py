@@ -2,8 +2,8 @@
 
 A row of query blocks walks over the key blocks its mask lists and keeps, for every
 query, the running maximum m, the sum l and the unnormalised output. Empty blocks are
-never touched, full ones skip `mask_mod`; a visit takes a square of full ones at once,
-or a column that a few neighbouring rows all see.
+never touched, and of full ones `mask_mod` has no say; a visit takes a square of full
+ones at once, or a column that a few neighbouring rows all list.
 
     forward    s = score_mod(scale q k),  m, l, o           -> out, lse, m, log l
     backward   p = exp(s - m - log l),  ds = p (do v - delta)  -> dq of the row,

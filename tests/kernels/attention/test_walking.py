@@ -111,7 +111,7 @@ def test_each_listed_block_is_visited_once(seed, sizes, lists, counts):
 @settings(max_examples=2)
 @given(seed=seeds)
 def test_blocks_taken_together_attend_as_their_scores_do(seed, sizes, lists):
-    """The mask_mod says no to much of what full blocks show: it is not asked there."""
+    """The mask_mod says no to much of what full blocks show: it has no say there."""
     rows, columns = 320 // sizes[0], 256 // sizes[1]
     mask = mask_of(
         draw_blocks(seed, (*lists, rows, columns)),
@@ -145,3 +145,30 @@ def test_blocks_taken_together_attend_as_their_scores_do(seed, sizes, lists):
     found, expected = (jax.tree.leaves(run(x)) for x in ("xla", "reference"))
     for actual, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=2e-5)
+
+
+def test_rows_are_taken_together_where_only_the_keys_are_symbolic():
+    """One artefact for every number of keys."""
+
+    def step(q, k, v):
+        mask = px.create_block_mask(
+            px.kernels.masks.causal, None, None, q.shape[1], k.shape[1], block_size=64
+        )
+
+        def loss(q, k, v):
+            out = px.flex_attention(q, k, v, block_mask=mask, implementation="xla")
+            return jnp.sum(jnp.sin(out))
+
+        return jax.value_and_grad(loss, (0, 1, 2))(q, k, v)
+
+    (s,) = jax.export.symbolic_shape("s")
+    shapes = ((2, 300, 2, 8), (2, s, 2, 8), (2, s, 2, 8))
+    operands = (jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes)
+    exported = jax.export.export(jax.jit(step))(*operands)
+    for length in (200, 333):
+        q, k, v = (normal(i, (2, n, 2, 8)) for i, n in enumerate((300, length, length)))
+        found, expected = exported.call(q, k, v), step(q, k, v)
+        for actual, wanted in zip(
+            *map(jax.tree.leaves, (found, expected)), strict=True
+        ):
+            np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
