@@ -147,6 +147,7 @@ def test_blocks_taken_together_attend_as_their_scores_do(seed, sizes, lists):
         np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_rows_are_taken_together_where_only_the_keys_are_symbolic():
     """One artefact for every number of keys."""
 
