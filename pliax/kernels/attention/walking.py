@@ -142,9 +142,9 @@ def _squares(
     C = full.shape[3]
     padded = jnp.pad(full, ((0, 0), (0, 0), (0, 0), (0, -C % columns)))
     pattern = "b h (r m) (c n) -> b h r c"
-    whole = einops.reduce(padded, pattern, "all", m=rows, n=columns)
-    num, first = list_blocks(whole)
-    inside = jnp.repeat(whole, columns, axis=3)[..., :C]
+    squares = einops.reduce(padded, pattern, "all", m=rows, n=columns)
+    num, first = list_blocks(squares)
+    inside = jnp.repeat(squares, columns, axis=3)[..., :C]
     return (num, first * columns), inside
 
 
@@ -170,8 +170,8 @@ def _dense_lists(layout: Layout) -> Lists:
     """Every key block: full, but for a last one that reaches beyond the end."""
     (T, S), (M, N) = layout.lengths, layout.blocks
     rows, columns = -(-T // M), -(-S // N)
-    whole = jnp.arange(columns, dtype=jnp.int32)
-    num = jnp.sum((whole + 1) * N <= S, dtype=jnp.int32)
+    every = jnp.arange(columns, dtype=jnp.int32)
+    num = jnp.sum((every + 1) * N <= S, dtype=jnp.int32)
     last = jnp.full((1,), columns - 1, jnp.int32)
     shape = (rows, 1, 1, 1, 1)
 
@@ -179,7 +179,7 @@ def _dense_lists(layout: Layout) -> Lists:
         columns = jnp.broadcast_to(columns, (*shape, *columns.shape))
         return Visits(jnp.broadcast_to(num, shape), columns)
 
-    return Lists(everywhere(columns - num, last), everywhere(num, whole))
+    return Lists(everywhere(columns - num, last), everywhere(num, every))
 
 
 def visit_together(
