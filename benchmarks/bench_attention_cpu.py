@@ -7,15 +7,19 @@ Every duel is one workload (float32, batch 1, head dimension 64) and two entrant
 take turns, sample by sample. Block masks are made before the clock starts and are
 arguments of the compiled function. The oracle is NumPy in float64 on the same arrays:
 64 random query rows of every head for an output; every row of every gradient.
+
+A turn counts when the cores share the cache that the machine says they share
+(`core_distance`) before it and after it; turns that do not are kept apart and reported.
 """
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +27,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import harness, torch_flex_cpu
+from benchmarks import core_distance, harness, torch_flex_cpu
 from benchmarks.attention_entrants import TorchEntry, jax_nn, pliax, torch_entry
 from benchmarks.attention_workloads import D, Workload, oracle
 
 
 PAUSE_S = 0.02  # the idle threads of one entrant stop spinning before the other's turn
 WAKE_S = 0.1  # after a pause the cores of a virtual machine are slow for some 50 ms
+LEAST = 3  # turns that a median is taken of
+PATIENCE = 4  # turns taken for each that is wanted, while cores are far apart
 
 
 # --- duels ----------------------------------------------------------------------------
@@ -78,8 +84,24 @@ def duels(*, quick: bool) -> list[Duel]:
     ]
 
 
-def measure(duel: Duel, samples: int, worker: Any) -> list[dict[str, Any]]:
-    """Both entrants in turn: a row of numbers for each, ours first."""
+@dataclass(frozen=True)
+class Turn:
+    """A sample of each entrant in ms, and the core distance around them in ns."""
+
+    ours_ms: float
+    theirs_ms: float
+    distance_ns: float | None
+
+    @property
+    def counts(self) -> bool:
+        """Whether the cores were as near as the machine says."""
+        return self.distance_ns is None or self.distance_ns <= core_distance.NEAR_NS
+
+
+def measure(
+    duel: Duel, samples: int, worker: Any, distance: Callable[[], float] | None
+) -> tuple[list[dict[str, Any]], list[Turn]]:
+    """Both entrants in turn: a row of numbers for each, ours first, and the turns."""
     ours = Workload(duel.program, duel.S, duel.H, duel.backward)
     dense = Workload("dense", duel.S, duel.H)
     theirs = dense if duel.against == "dense" else ours
@@ -93,9 +115,37 @@ def measure(duel: Duel, samples: int, worker: Any) -> list[dict[str, Any]]:
         harness.entry_errors(entry, oracle(workload))
         for entry, workload in zip(entries, (ours, theirs), strict=True)
     ]
-    turns = [[_sample(entry) for entry in entries] for _ in range(1 + samples)]
-    times = zip(*turns[1:], strict=True)  # the first turn warms up
-    return [_row(duel, *x) for x in zip(entries, errors, times, strict=True)]
+    turns = _turns(entries, samples, distance)
+    judged = judged_turns(turns)
+    times = ([x.ours_ms for x in judged], [x.theirs_ms for x in judged])
+    return [_row(duel, *x) for x in zip(entries, errors, times, strict=True)], turns
+
+
+def _turns(
+    entries: list[Any], samples: int, distance: Callable[[], float] | None
+) -> list[Turn]:
+    """Until `samples` of them count, or patience ends."""
+    _turn(entries, distance)  # warms up
+    turns: list[Turn] = []
+    while sum(turn.counts for turn in turns) < samples:
+        if len(turns) == PATIENCE * samples:
+            break
+        turns.append(_turn(entries, distance))
+    return turns
+
+
+def _turn(entries: list[Any], distance: Callable[[], float] | None) -> Turn:
+    if distance is None:
+        return Turn(*map(_sample, entries), distance_ns=None)
+    before = distance()
+    ours, theirs = map(_sample, entries)
+    return Turn(ours, theirs, max(before, distance()))
+
+
+def judged_turns(turns: list[Turn]) -> list[Turn]:
+    """Those that count; all of them if that are fewer than three."""
+    near = [turn for turn in turns if turn.counts]
+    return near if len(near) >= LEAST else turns
 
 
 def _sample(entry: Any) -> float:
@@ -131,14 +181,16 @@ def _row(duel: Duel, entry: Any, errors: Any, times: Any) -> dict[str, Any]:
     return {**row, "min_ms": min(times), "against": duel.against}
 
 
-def verdict(duel: Duel, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def verdict(
+    duel: Duel, rows: list[dict[str, Any]], turns: list[Turn]
+) -> dict[str, Any]:
     """How many times faster, and whether that passes.
 
     The median over the turns: a slow phase of the machine slows both of a turn.
     """
     ours, theirs = rows
-    turns = zip(theirs["samples_ms"], ours["samples_ms"], strict=True)
-    ratio = float(np.median([their_ms / our_ms for their_ms, our_ms in turns]))
+    ratio = _ratio(judged_turns(turns))
+    far = [turn for turn in turns if not turn.counts]
     return {
         "case": duel.name,
         "against": duel.against,
@@ -146,7 +198,15 @@ def verdict(duel: Duel, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "ratio_of_minima": theirs["min_ms"] / ours["min_ms"],
         "bar": duel.bar,
         "passed": None if duel.bar is None else ratio >= duel.bar,
+        "near": len(turns) - len(far) >= LEAST,
+        "far_turns": [dataclasses.asdict(turn) for turn in far],
+        "far_ratio": _ratio(far) if far else None,
+        "distances_ns": [turn.distance_ns for turn in turns],
     }
+
+
+def _ratio(turns: list[Turn]) -> float:
+    return float(np.median([turn.theirs_ms / turn.ours_ms for turn in turns]))
 
 
 def memory(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -180,18 +240,21 @@ _MARKS = {True: "pass", False: "MISS", None: "-"}
 
 _HEADING = (
     f"{'case':<28} {'against':<7} {'ours ms':>8} {'rival ms':>8} {'ratio':>6} "
-    f"{'minima':>6} {'bar':>4}      {'error':>7} {'rival':>7} {'MiB':>6} {'rival':>6}"
+    f"{'minima':>6} {'bar':>4}      {'far':>4} {'turns':>5} "
+    f"{'error':>7} {'rival':>7} {'MiB':>6} {'rival':>6}"
 )
 
 
 def report(duel: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """One line: medians, ratios, largest errors, temporary memory."""
+    """One line: medians, ratios, how it is with far cores, errors, memory."""
     ours, theirs = rows
+    far = "-" if duel["far_ratio"] is None else f"{duel['far_ratio']:.2f}"
     bar = "-" if duel["bar"] is None else f"{duel['bar']:.1f}"
     return (
         f"{duel['case']:<28} {duel['against']:<7} {ours['median_ms']:8.1f} "
         f"{theirs['median_ms']:8.1f} {duel['ratio']:6.2f} "
         f"{duel['ratio_of_minima']:6.2f} {bar:>4} {_MARKS[duel['passed']]:<4} "
+        f"{far:>4} {len(duel['far_turns']):5} "
         f"{ours['max_error']:7.0e} {theirs['max_error']:7.0e} "
         f"{_mib(ours)} {_mib(theirs)}"
     )
@@ -219,6 +282,7 @@ def main() -> None:
     jax.config.update("jax_platforms", "cpu")
     environment = {**harness.environment_record(), "command": _command()}
     samples = 3 if options.quick else options.samples
+    distance = core_distance.probe()
     rows, verdicts, lines = [], [], []
     with _worker(options) as worker:
         torch = None if worker is None else worker.ask(do="versions")["torch"]
@@ -226,9 +290,9 @@ def main() -> None:
         for duel in duels(quick=options.quick):
             if duel.against == "torch" and worker is None:
                 continue
-            pair = measure(duel, samples, worker)
+            pair, turns = measure(duel, samples, worker, distance)
             rows += pair
-            verdicts.append(verdict(duel, pair))
+            verdicts.append(verdict(duel, pair, turns))
             lines.append(report(verdicts[-1], pair))
             print(lines[-1], flush=True)
     growth = memory(rows)
