@@ -153,9 +153,11 @@ def build(
         corpus=corpus,
         held_out=corpus.evaluation(options.held_out_bytes),
         graph=graph,
-        train_step=px.compile(train_step, dims=sizes_of, donate_argnums=0),
-        evaluate=px.compile(evaluate),
-        logits=px.compile(logits),
+        train_step=px.compile(
+            train_step, dims=sizes_of, dynamic=False, donate_argnums=0
+        ),
+        evaluate=px.compile(evaluate, dynamic=False),
+        logits=px.compile(logits, dynamic=False),
         checkpoints=Checkpoints(options.out, configuration(options, mesh, corpus)),
     ), px.distributed.distribute(state, mesh, P())
 

@@ -7,7 +7,22 @@ from . import (
     optim as optim,
     transforms as transforms,
 )
+from .core.conditions import (
+    check as check,
+    guard_or_false as guard_or_false,
+    guard_or_true as guard_or_true,
+    statically_known_true as statically_known_true,
+    sym_and as sym_and,
+    sym_or as sym_or,
+)
 from .core.generator import Generator as Generator
+from .core.guards import ConstraintViolationError as ConstraintViolationError
+from .core.marks import (
+    Dim as Dim,
+    dynamic as dynamic,
+    maybe_dynamic as maybe_dynamic,
+    static as static,
+)
 from .kernels import (
     AuxOutput as AuxOutput,
     AuxRequest as AuxRequest,
@@ -20,7 +35,12 @@ from .kernels import (
     not_mask as not_mask,
     or_masks as or_masks,
 )
-from .transforms.compilation import compile as compile
+from .transforms.compilation import (
+    RecompileLimitError as RecompileLimitError,
+    compile as compile,
+)
+from .transforms.padding import PaddingRefused as PaddingRefused
+from .transforms.padding.api import pad as pad
 
 
 __version__ = "0.1.0"

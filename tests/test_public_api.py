@@ -12,16 +12,21 @@ import pliax as px
 
 NAMES = {
     px: {
-        "AuxOutput", "AuxRequest", "BlockMask", "Generator", "and_masks", "compile",
-        "create_block_mask", "create_mask", "flex_attention", "noop_mask", "not_mask",
-        "or_masks",
+        "AuxOutput", "AuxRequest", "BlockMask", "ConstraintViolationError", "Dim",
+        "Generator", "PaddingRefused", "RecompileLimitError", "and_masks", "check",
+        "compile", "create_block_mask", "create_mask", "dynamic", "flex_attention",
+        "guard_or_false", "guard_or_true", "maybe_dynamic", "noop_mask", "not_mask",
+        "or_masks", "pad", "static", "statically_known_true", "sym_and", "sym_or",
     },
     px.kernels: {
         "AuxOutput", "AuxRequest", "BlockMask", "PagedCache", "and_masks",
         "create_block_mask", "create_mask", "flex_attention", "noop_mask", "not_mask",
         "or_masks",
     },
-    px.transforms: {"CompiledFunction", "Stats", "compile"},
+    px.transforms: {
+        "CompiledFunction", "PaddedFunction", "PaddingRefused", "RecompileLimitError",
+        "Stats", "compile", "pad",
+    },
     px.distributed: {"data_parallel_mesh", "distribute"},
     px.optim: {"labels", "muon", "scale_by_muon"},
 }  # fmt: skip

@@ -5,22 +5,82 @@ here works on jax 0.11.2 and the newest release; when a release moves an interna
 this file is the one that changes.
 """
 
+import operator
+import types
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from jax._src import config as _config, mesh as _mesh
+from jax._src import (
+    config as _config,
+    core as _core,
+    dtypes as _dtypes,
+    mesh as _mesh,
+    source_info_util as _source_info_util,
+)
 from jax._src.core import (
     Primitive as Primitive,
+    dim_value_aval as dim_value_aval,
     is_symbolic_dim as is_symbolic_dim,
     trace_state_clean as trace_state_clean,
 )
+from jax._src.export.shape_poly import dim_as_value_p as dim_as_value_p
 
 # jax.extend.random by its parts: `import jax.extend` loads Pallas's Mosaic GPU.
 from jax._src.extend.random import define_prng_impl as define_prng_impl
+from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.lax import convolution as _convolution
+from jax._src.numpy import indexing as _indexing, lax_numpy as _lax_numpy
 from jax._src.random.prng import iota_2x32_shape as iota_2x32_shape
 from jax._src.random.threefry2x32 import threefry2x32_p as threefry2x32_p
 from jax._src.state.discharge import discharge_state as discharge_state
 from jax.interpreters import ad as ad, batching as batching, mlir as mlir
+
+
+def accept_as_integer(kind: type) -> None:
+    """Lets instances of a class stand where JAX takes a Python integer.
+
+    They are symbolic dimensions to JAX if they have `dimension_as_value`. In x[…] JAX
+    takes those in slices only: where it sorts indices, they become scalars first.
+    """
+    _core.pytype_aval_mappings[kind] = lambda _: dim_value_aval()
+    _dtypes.register_weak_scalar_type(kind)
+    _dtypes.python_scalar_types.add(kind)
+    integers = _dtypes.python_scalar_types_to_dtypes
+    integers[kind] = integers[int]
+    _dtypes.register_canonicalize_value_handler(kind, None)
+    sort = _indexing.eliminate_deprecated_list_indexing
+
+    def sort_with_scalars(index: Any) -> Any:
+        found = sort(index)
+        if not any(type(x) is kind for x in found):
+            return found
+        return tuple(x.__jax_array__() if type(x) is kind else x for x in found)
+
+    _indexing.eliminate_deprecated_list_indexing = sort_with_scalars
+    _accept_in_convolutions(kind)
+
+
+def _accept_in_convolutions(kind: type) -> None:
+    """Lets explicit padding of convolutions be symbolic, and jnp.convolve take len().
+
+    JAX's shape rules are written for it, and its gradients make such padding; only its
+    entry insists on `operator.index`, and jnp.convolve on the integer that len() gives.
+    """
+
+    def index(x: Any) -> Any:
+        return x if type(x) is kind else operator.index(x)
+
+    def length(x: Any) -> Any:
+        first = getattr(x, "shape", (None,))[:1]
+        return first[0] if first and type(first[0]) is kind else len(x)
+
+    _convolution.operator = types.SimpleNamespace(**{**vars(operator), "index": index})
+    _lax_numpy.__dict__["len"] = length
+
+
+def cache_size(jitted: Any) -> int:
+    """How many kinds of arguments a jitted function has an executable for."""
+    return jitted._cache_size()
 
 
 def call_context() -> Hashable:
@@ -53,7 +113,17 @@ def bind_equation(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
     with eqn.ctx.manager, _mesh.use_abstract_mesh(mesh):
         params = eqn.primitive.get_bind_params(eqn.params)
         result = eqn.primitive.bind(*values, **params)
-    return result if eqn.primitive.multiple_results else [result]
+    return list(result) if eqn.primitive.multiple_results else [result]
+
+
+def dce_jaxpr(jaxpr: Any) -> Any:
+    """The same jaxpr without equations whose results nobody reads; same arguments."""
+    return _partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), True)[0]
+
+
+def equation_frames(eqn: Any) -> list[Any]:
+    """The frames an equation was traced from, innermost first, without JAX's."""
+    return list(_source_info_util.user_frames(eqn.source_info.traceback))
 
 
 def is_pvary(eqn: Any) -> bool:

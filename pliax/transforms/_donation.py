@@ -1,11 +1,12 @@
 """Donated arrays: which arguments a call gives away, and what a second use says."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.core import Tracer
 
-from ._arguments import Parameters
+from ._arguments import Leaf, Parameters
 
 
 def note_deleted(
@@ -31,6 +32,17 @@ def note_deleted(
         who=f"{parameters.owner}: argument `{names[0]}`{more}", at=positions
     )
     error.add_note(text)
+
+
+def give_away(
+    parameters: Parameters, donated: tuple[int, ...], copied: Sequence[Leaf]
+) -> None:
+    """Deletes donated arrays that a call copied into buckets and did not use up."""
+    roots = [_root(parameters, position) for position in donated if position >= 0]
+    for leaf in copied:
+        is_donated = any(leaf.steps[: len(root)] == root for root in roots)
+        if is_donated and isinstance(leaf.value, jax.Array):
+            leaf.value.delete()
 
 
 _BY_THIS = (

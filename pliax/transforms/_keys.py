@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 
-def leaf_key(leaf: Any) -> Hashable:
+def leaf_key(leaf: Any) -> tuple[Any, Hashable]:
     """Type and placement of one leaf; an uncommitted leaf has no place of its own."""
     try:
         aval, committed = leaf.aval, leaf.committed

@@ -9,7 +9,7 @@ import jax
 
 from ._arguments import Leaf, Parameters, Static, describe_type
 from ._keys import trim
-from ._ledger import Stats, Tally
+from ._ledger import Stats
 
 
 # The ambient settings users change, in the order in which they are reported.
@@ -57,16 +57,6 @@ class CallFacts:
     sizes: Mapping[str, tuple[int, str]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """One executable of a compiled function."""
-
-    group: str
-    reason: str
-    facts: CallFacts
-    tally: Tally
-
-
 def read_facts(
     parameters: Parameters,
     args: tuple,
@@ -102,9 +92,13 @@ def explain_miss(facts: CallFacts, earlier: Sequence[CallFacts]) -> str:
 
 
 def write_report(
-    title: str, entries: Iterable[Entry], outside: Stats, notes: Sequence[str]
+    title: str, entries: Iterable[Any], outside: Stats, notes: Sequence[str]
 ) -> str:
-    """The table of executables as plain text."""
+    """The table of executables as plain text.
+
+    Each entry has the `group` of sizes it is for, the `reason` why it was built and a
+    `tally` of what it cost.
+    """
     from rich import box, console, table  # imported late: rich costs 50 ms
 
     grid = table.Table(box=box.SIMPLE)
@@ -124,7 +118,7 @@ def write_report(
     return "\n".join([title, *table_lines, *_outside(outside), *notes])
 
 
-def _row(number: int, entry: Entry) -> tuple[Any, ...]:
+def _row(number: int, entry: Any) -> tuple[Any, ...]:
     from rich.text import Text
 
     tally = entry.tally.read()

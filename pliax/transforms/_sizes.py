@@ -1,8 +1,8 @@
 """Names for sizes: ``dims={"tokens": "b, t"}`` reads b and t off each call.
 
-The notation is that of ``jax.export.symbolic_args_specs``: one entry a dimension,
-``_`` for any size, an integer for exactly that size, a trailing ``...`` for any
-further dimensions.
+The notation is that of ``jax.export.symbolic_args_specs``: one entry a dimension, a
+name or an expression of names such as ``2*b``, ``_`` for any size, an integer for
+exactly that size, a trailing ``...`` for any further dimensions.
 """
 
 import dataclasses
@@ -14,11 +14,16 @@ from typing import Any
 import jax
 import numpy as np
 
+from pliax.core.dims import evaluate_text
+from pliax.core.marks import Dim
+
 from ._arguments import Leaf, Parameters, describe_type
 
 
 _flatten = jax.tree_util.tree_flatten_with_path
 _PATH = re.compile(r"""[^\W\d]\w*(\.\w+|\[\d+\]|\['[^']*'\]|\["[^"]*"\])*""")
+_COMMA = re.compile(r",(?![^()]*\))")  # not those inside max(a, b)
+_NAME = re.compile(r"[^\W\d]\w*")
 _STEP = re.compile(r"""\['([^']*)'\]|\["([^"]*)"\]|\[(\d+)\]|\.?(\w+)""")
 
 
@@ -44,6 +49,13 @@ class Sizes:
     owner: str
     specs: tuple[tuple[tuple[str, ...], ShapeSpec], ...] = ()
     tuples: Mapping[tuple[str, ...], tuple[Any, str]] = MappingProxyType({})
+    dims: Mapping[str, Dim] = MappingProxyType({})
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every named size."""
+        texts = (n for _, spec in self.specs for n in spec.sizes if isinstance(n, str))
+        return frozenset(name for text in texts for name in names_in(text))
 
     def read(self, leaves: Iterable[Leaf]) -> dict[str, tuple[int, Leaf]]:
         """The named sizes of a call, each with the array that it was read off first.
@@ -53,10 +65,27 @@ class Sizes:
         """
         leaves, bound = list(leaves), {}
         self._refuse_tuples(leaves)
+        named = [
+            (spec, leaf)
+            for steps, spec in self.specs
+            for leaf in self._named_by(steps, leaves)
+        ]
+        for spec, leaf in named:
+            self._bind(spec, leaf, bound)
+        for spec, leaf in named:
+            self._solve(spec, leaf, bound)
+        return bound
+
+    def shapes(self, leaves: list[Leaf]) -> list[tuple[Leaf, tuple[str | int, ...]]]:
+        """Each array with its shape, names and expressions where dims has them."""
+        named: dict[tuple[str, ...], tuple[str | int, ...]] = {}
         for steps, spec in self.specs:
             for leaf in self._named_by(steps, leaves):
-                self._bind(spec, leaf, bound)
-        return bound
+                shape = np.shape(leaf.value)
+                wanted = (*spec.sizes, *(None,) * (len(shape) - len(spec.sizes)))
+                pairs = zip(wanted, shape, strict=True)
+                named[leaf.steps] = tuple(n if w is None else w for w, n in pairs)
+        return [(x, named.get(x.steps, np.shape(x.value))) for x in leaves]
 
     def _refuse_tuples(self, leaves: list[Leaf]) -> None:
         """A tuple of names is a pytree of shapes: wrong where one array stands."""
@@ -94,8 +123,34 @@ class Sizes:
                     f"is {wanted}, but it is {size} ({_describe(leaf)}).\nPass an "
                     f'array of that size, or write a name or "_" in dims.'
                 )
-            if isinstance(wanted, str):
+            if isinstance(wanted, str) and wanted.isidentifier():
                 self._bind_name(wanted, size, leaf, bound)
+
+    def _solve(self, spec: ShapeSpec, leaf: Leaf, bound: dict) -> None:
+        """The names that appear in expressions only, and what expressions must be."""
+        shape = np.shape(leaf.value)
+        for place, (wanted, size) in enumerate(zip(spec.sizes, shape, strict=False)):
+            if not isinstance(wanted, str) or wanted.isidentifier():
+                continue
+            unknown = names_in(wanted) - bound.keys()
+            if len(unknown) > 1:
+                raise ValueError(
+                    f"{self.owner}: dims gives dimension {place} of {leaf.name} as "
+                    f"{wanted!r}, from which {' and '.join(sorted(unknown))} cannot be "
+                    f"read.\nName each of them alone in another dimension."
+                )
+            known = {name: value for name, (value, _) in bound.items()}
+            for name in unknown:
+                value = solution(wanted, name, size, known)
+                if value is not None:
+                    bound[name], known[name] = (value, leaf), value
+            if names_in(wanted) - known.keys() or _value(wanted, known) != size:
+                raise ValueError(
+                    f"{self.owner}: dims says that dimension {place} of {leaf.name} "
+                    f"is {wanted}, but it is {size} ({_describe(leaf)})"
+                    f"{_where(wanted, bound)}.\nPass arrays whose sizes agree, or "
+                    f"write another expression."
+                )
 
     def _bind_name(self, name: str, size: int, leaf: Leaf, bound: dict) -> None:
         known, where = bound.setdefault(name, (size, leaf))
@@ -127,17 +182,55 @@ def read_sizes(dims: Mapping[str, Any] | None, parameters: Parameters) -> Sizes:
             f"{owner}: dims is {dims!r} of type {type(dims).__name__}.\n"
             'Pass a mapping from parameter names to shapes, {"x": "b, t, _"}.'
         )
-    specs, tuples = [], {}
+    specs, tuples, named = [], {}, {}
     for path, shapes in dims.items():
-        steps = _read_path(path, parameters)
-        for inner, text in _flatten(shapes)[0]:
-            spec = _read_shape(text, f"{owner}: dims[{path!r}]")
-            specs.append((steps + _keys(inner), spec))
+        steps, where = _read_path(path, parameters), f"{owner}: dims[{path!r}]"
+        for inner, given in _flatten(shapes, is_leaf=_is_by_axis)[0]:
+            for dim in _dims_in(given):
+                if named.setdefault(dim.name, dim) != dim:
+                    raise ValueError(
+                        f"{where} has another Dim({dim.name!r}) than was given before."
+                        "\nUse one Dim object for one name."
+                    )
+            specs.append(
+                (steps + _keys(inner), _read_shape(_as_text(given, where), where))
+            )
         for inner, node in _flatten(shapes, is_leaf=_is_like_a_shape)[0]:
             if _is_like_a_shape(node):
                 text = ", ".join("_" if entry is None else entry for entry in node)
                 tuples[steps + _keys(inner)] = node, text
-    return Sizes(owner, tuple(specs), tuples)
+    return Sizes(owner, tuple(specs), tuples, named)
+
+
+def _is_by_axis(node: Any) -> bool:
+    """Whether a node gives single axes: {1: Dim("t")}."""
+    return isinstance(node, dict) and any(type(k) is int for k in node)
+
+
+def _dims_in(given: Any) -> list[Dim]:
+    values = given.values() if isinstance(given, dict) else [given]
+    return [x for x in values if isinstance(x, Dim)]
+
+
+def _as_text(given: Any, where: str) -> Any:
+    """A Dim, or Dims by axis, as a shape in text."""
+    if isinstance(given, Dim):
+        return f"{given.name}, ..."
+    if not isinstance(given, dict):
+        return given
+    for axis, entry in given.items():
+        if type(axis) is not int or axis < 0:
+            raise ValueError(
+                f"{where} has the axis {axis!r}.\nCount axes from 0 at the front."
+            )
+        if not isinstance(entry, Dim | str | int):
+            raise TypeError(
+                f"{where}[{axis}] is {entry!r} of type {type(entry).__name__}.\n"
+                "Pass a Dim, a name or an integer."
+            )
+    entries = [given.get(axis, "_") for axis in range(max(given) + 1)]
+    texts = [e.name if isinstance(e, Dim) else str(e) for e in entries]
+    return ", ".join([*texts, "..."])
 
 
 def _keys(path: tuple) -> tuple[str, ...]:
@@ -183,7 +276,7 @@ def _read_shape(text: Any, where: str) -> ShapeSpec:
         )
     inner = text.strip()
     inner = inner[1:-1] if inner.startswith("(") and inner.endswith(")") else inner
-    entries = [entry.strip() for entry in inner.split(",")]
+    entries = [entry.strip() for entry in _COMMA.split(inner)]
     entries = entries[:-1] if entries[-1] == "" else entries
     is_prefix = bool(entries) and entries[-1] == "..."
     entries = entries[:-1] if is_prefix else entries
@@ -198,11 +291,42 @@ def _read_size(entry: str, text: str, where: str) -> str | int | None:
         return int(entry)
     if entry.isidentifier():
         return entry
-    raise ValueError(
-        f"{where} is {text!r}, where {entry!r} cannot be read.\nAn entry is a name, an "
-        f'integer or "_" (any size), and "..." may stand last; expressions of names '
-        f"are not read."
-    )
+    try:
+        (_,) = jax.export.symbolic_shape(entry)
+    except ValueError:
+        raise ValueError(
+            f"{where} is {text!r}, where {entry!r} cannot be read.\nAn entry is a "
+            f'name, an expression of names ("2*b", "t - 1"), an integer or "_" (any '
+            f'size), and "..." may stand last.'
+        ) from None
+    return entry
+
+
+def names_in(expression: str) -> frozenset[str]:
+    """The names of sizes in one entry of a shape."""
+    names = _NAME.findall(expression)
+    return frozenset(names) - {"max", "min", "floordiv", "mod"}
+
+
+def _value(expression: str, sizes: Mapping[str, int]) -> int:
+    (found,) = jax.export.symbolic_shape(expression)
+    return evaluate_text(str(found), sizes)
+
+
+def solution(
+    expression: str, name: str, size: int, known: Mapping[str, int]
+) -> int | None:
+    """The value of a name under which a linear expression has a size."""
+    at = [_value(expression, {**known, name: n}) for n in (1, 2)]
+    slope = at[1] - at[0]
+    if slope == 0 or (size - at[0]) % slope:
+        return None
+    return 1 + (size - at[0]) // slope
+
+
+def _where(expression: str, bound: Mapping[str, tuple[int, Leaf]]) -> str:
+    known = [f"{n} = {bound[n][0]}" for n in sorted(names_in(expression)) if n in bound]
+    return f" where {', '.join(known)}" if known else ""
 
 
 def _describe(leaf: Leaf) -> str:

@@ -1,19 +1,24 @@
-"""``px.compile``: jit that counts, times and explains what it compiles.
+"""``px.compile``: a jit for changing sizes, which can be asked what it did.
 
-The type is ``(a -> b) -> (a -> b)``: the function means what it meant. On a new key
-(structure, shapes, dtypes, weak types, shardings, static values, ambient settings)
-the three stages of ``jax.jit`` (trace, lower, compile) run ahead of time, one by one
-and timed. The call itself always goes through ``jax.jit``, which finds the executable
-in its own cache: so an answer never depends on the key here, and donation, effects,
-``jax_debug_nans`` and layouts behave as they do in JAX.
+The type is ``(a -> b) -> (a -> b)``: the function means what it meant. Sizes that stay
+are constants, as in ``jax.jit``. Sizes that change (named by ``dims``, marked, or seen
+to change) are symbols: the function is traced once for all of them, under guards, and
+runs in buckets where the padding transform proves itself exact, else at exact sizes.
 
-Sharp edges: sizes are static, so each new size compiles once; inside another
-transformation (jit, grad, vmap) the call belongs to that transformation and only its
-traces are counted here.
+A call takes one of two ways. The short one reads the few sizes that matter and calls
+JAX's compiled function, whose own cache tells everything else apart. The long one, for
+what the short one does not know, flattens the arguments, finds or traces the entry that
+serves them, picks its bucket, and compiles, stage by stage and timed. An executable
+that JAX would trace without the long way having vetted the arguments stops at once
+(`_Unvetted`): an answer never depends on the short way's table.
+
+Inside another transformation (jit, grad, vmap) the call belongs to that transformation:
+the function itself is traced, and only its traces are counted here.
 """
 
 import dataclasses
 import functools
+import inspect
 import threading
 import time
 import types
@@ -22,7 +27,7 @@ from typing import Any
 
 import jax
 
-from pliax.core._jax import call_context, trace_state_clean
+from pliax.core._jax import cache_size, call_context, trace_state_clean
 
 from ._arguments import (
     Parameters,
@@ -31,19 +36,34 @@ from ._arguments import (
     read_parameters,
     unmark_static,
 )
-from ._donation import note_deleted
-from ._keys import leaf_key
+from ._catalog import Catalog, RecompileLimitError as RecompileLimitError
+from ._dispatch import Form, accessor, reader
+from ._donation import give_away, note_deleted
+from ._execution import Bound, Entry, Plan
+from ._families import sizes_of_leaves
+from ._kinds import kind, unmarked
 from ._ledger import Ledger, Stats
-from ._reasons import Entry, explain_miss, read_facts, write_report
+from ._options import Options, check_options, read_where
+from ._reasons import explain_miss, read_facts, write_report
 from ._sizes import Sizes, group_of, read_sizes
+from .padding import PaddingRefused
+from .specialization import range_text
 
 
 _NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 
 
+class _Unvetted(Exception):  # noqa: N818  (no user sees it)
+    """JAX began to trace an executable for arguments nobody has looked at."""
+
+
+class _Current(threading.local):
+    plan: Plan | None = None  # whose executable may be traced in this thread
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class CompiledFunction:
-    """A function that compiles once for each kind of arguments.
+    """A function that compiles for kinds of arguments and for buckets of sizes.
 
     Made by :func:`compile`. It composes with jit, grad, vmap and scan, may be called
     from several threads (one compilation a key), and binds as a method.
@@ -59,44 +79,278 @@ class CompiledFunction:
     __wrapped__: Callable[..., Any]
     _parameters: Parameters
     _sizes: Sizes
-    _dynamic: bool | None
-    _donated: tuple[int, ...]
+    _options: Options
     _ledger: Ledger
-    _jitted: Any
-    _entries: dict = dataclasses.field(init=False, default_factory=dict)
+    _counted: Callable[..., Any]
+    _catalog: Catalog
+    _plain: Any = dataclasses.field(init=False)
+    _jitted: Any = dataclasses.field(init=False)
+    _current: Any = dataclasses.field(init=False, default_factory=_Current)
+    _forms: dict = dataclasses.field(init=False, default_factory=dict)
+    _known: dict = dataclasses.field(init=False, default_factory=dict)
+    _plans: list = dataclasses.field(init=False, default_factory=list)
+    _noticed: list = dataclasses.field(init=False, default_factory=list)
+    _built: list = dataclasses.field(init=False, default_factory=lambda: [0])
     _building: dict = dataclasses.field(init=False, default_factory=dict)
-    _lock: Any = dataclasses.field(init=False, default_factory=threading.Lock)
+    _lock: Any = dataclasses.field(init=False, default_factory=threading.RLock)
 
     def __post_init__(self):
+        plain = jax.jit(self._counted, donate_argnums=self._options.donated)
+        object.__setattr__(self, "_plain", plain)
         for name in _NAMES:
-            object.__setattr__(self, name, getattr(self._jitted, name))
+            object.__setattr__(self, name, getattr(plain, name))
+        donated = tuple(p + 2 if p >= 0 else p for p in self._options.donated)
+        object.__setattr__(
+            self,
+            "_jitted",
+            jax.jit(_executable(self), static_argnums=0, donate_argnums=donated),
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function, compiling it first where this kind of call is new."""
-        args, kwargs = self._parameters.mark_static(args, kwargs)
+        if self._parameters.static:
+            args, kwargs = self._parameters.mark_static(args, kwargs)
+        try:
+            bound = self._find(args, kwargs)
+            if bound is not None and bound.fits:
+                return self._run(bound, args, kwargs)
+        except _Unvetted:
+            pass
+        except RuntimeError as error:
+            donated = self._options.donated
+            note_deleted(error, self._parameters, donated, args, kwargs)
+            raise
         try:
             return self._call(args, kwargs)
         except RuntimeError as error:
-            note_deleted(error, self._parameters, self._donated, args, kwargs)
+            donated = self._options.donated
+            note_deleted(error, self._parameters, donated, args, kwargs)
             raise
+
+    def _find(self, args: tuple, kwargs: dict) -> Bound | None:
+        """What serves a call, by the few sizes that matter."""
+        form = self._forms.get((len(args), *kwargs))
+        if form is None or not trace_state_clean():
+            return None
+        try:
+            return form.table.get(form.read(args, kwargs))
+        except Exception:  # no such argument, or one that has no hash
+            return None
+
+    def _run(self, bound: Bound, args: tuple, kwargs: dict) -> Any:
+        start = time.perf_counter()
+        result = self._jitted(bound.plan.number, bound.vector, *args, **kwargs)
+        seconds = time.perf_counter() - start
+        if cache_size(self._jitted) != self._built[0]:
+            seconds -= self._notice(bound, args, kwargs, seconds)
+        bound.plan.tally.called(seconds)
+        return result
+
+    def _notice(self, bound: Bound, args: tuple, kwargs: dict, seconds: float) -> float:
+        """Counts an executable that JAX built for itself: one trace, placed anew."""
+        self._built[0] = cache_size(self._jitted)
+        leaves, structure = jax.tree_util.tree_flatten((args, kwargs))
+        key = (structure, call_context(), tuple(map(kind, leaves)))
+        sizes = sizes_of_leaves(leaves)
+        if (key, sizes) in self._known:
+            return 0.0
+        self._known[key, sizes] = bound
+        facts = self._facts(*unmarked(args, kwargs))
+        with self._ledger.building(bound.plan.group) as tally:
+            tally.add(compilations=1, compile_seconds=seconds)
+        reason = explain_miss(facts, self._all_facts())
+        plan = bound.plan
+        row = Plan(plan.number, plan.entry, {}, plan.group, reason, facts, tally)
+        self._noticed.append(row)
+        return seconds
+
+    def _facts(self, args: tuple, kwargs: dict) -> Any:
+        named = self._sizes.read(self._check_leaves(args, kwargs))
+        return read_facts(self._parameters, args, kwargs, named)
+
+    def _all_facts(self) -> list[Any]:
+        return [plan.facts for plan in (*self._plans, *self._noticed) if plan.facts]
+
+    # --- the long way -----------------------------------------------------------------
 
     def _call(self, args: tuple, kwargs: dict) -> Any:
         if not trace_state_clean():
-            return self._call_uncached(args, kwargs)
+            return self._call_plainly(args, kwargs)
         leaves, structure = jax.tree_util.tree_flatten((args, kwargs))
         try:
-            key = (structure, call_context(), *map(leaf_key, leaves))
+            kinds = tuple(map(kind, leaves))
         except (TypeError, OverflowError):  # no array, or a leaked tracer
-            return self._call_uncached(args, kwargs)
-        entry = self._entries.get(key)
-        if entry is None:
+            return self._call_plainly(args, kwargs)
+        sizes = sizes_of_leaves(leaves)
+        key = (structure, call_context(), kinds)
+        bound = self._known.get((key, sizes))
+        if bound is None:
             if jax.config.jax_disable_jit:
-                return self._call_uncached(args, kwargs)
-            entry = self._build_once(key, args, kwargs)
+                return self._call_plainly(args, kwargs)
+            bound = self._build_once(key, sizes, args, kwargs)
         start = time.perf_counter()
-        result = self._jitted(*args, **kwargs)
-        entry.tally.called(time.perf_counter() - start)
+        given = args, kwargs
+        args, kwargs = bound.pad(args, kwargs)
+        with self._vetted(bound.plan):
+            result = self._jitted(bound.plan.number, bound.vector, *args, **kwargs)
+        result = bound.cut(result)
+        if bound.inputs and self._options.donated:
+            leaves = self._parameters.leaves(*unmarked(*given))
+            copied = [leaves[i] for i in bound.inputs]
+            give_away(self._parameters, self._options.donated, copied)
+        bound.plan.tally.called(time.perf_counter() - start)
+        self._built[0] = cache_size(self._jitted)
         return result
+
+    def _call_plainly(self, args: tuple, kwargs: dict) -> Any:
+        args, kwargs = unmarked(args, kwargs)
+        leaves = self._check_leaves(args, kwargs)
+        group = group_of(self._sizes.read(leaves))
+        with self._ledger.calling(self._ledger.uncached(group)):
+            return self._plain(*args, **kwargs)
+
+    def _vetted(self, plan: Plan) -> Any:
+        return _Vetting(self._current, plan)
+
+    def _build_once(
+        self, key: Hashable, sizes: tuple[int, ...], args: tuple, kwargs: dict
+    ) -> Bound:
+        with self._lock:
+            building = self._building.setdefault(key, threading.RLock())
+        with building:
+            bound = self._known.get((key, sizes))
+            if bound is None:  # else another thread built it while this one waited
+                bound = self._bind(key, sizes, args, kwargs)
+                self._known[key, sizes] = bound
+                self._remember(args, kwargs, bound)
+            return bound
+
+    def _bind(
+        self, key: Hashable, sizes: tuple[int, ...], args: tuple, kwargs: dict
+    ) -> Bound:
+        facts = self._facts(*unmarked(args, kwargs))
+        self._catalog.check_dims(
+            {name: size for name, (size, _) in facts.sizes.items()}
+        )
+        family = self._catalog.family(key, args, kwargs)
+        entry, values = self._catalog.entry(
+            family, sizes, args, kwargs, (facts, self._all_facts())
+        )
+        return self._planned(entry, values, args, kwargs, facts)
+
+    # --- entries ----------------------------------------------------------------------
+
+    # --- plans ------------------------------------------------------------------------
+
+    def _planned(
+        self,
+        entry: Entry,
+        values: dict[str, int],
+        args: tuple,
+        kwargs: dict,
+        facts: Any,
+    ) -> Bound:
+        try:
+            return self._in_bucket(entry, values, args, kwargs, facts)
+        except PaddingRefused as refusal:
+            if self._options.padding == "require":
+                raise
+            entry.refusal = str(refusal)
+        return self._in_bucket(entry, values, args, kwargs, facts)
+
+    def _in_bucket(
+        self,
+        entry: Entry,
+        values: dict[str, int],
+        args: tuple,
+        kwargs: dict,
+        facts: Any,
+    ) -> Bound:
+        ranges = self._catalog.ranges(entry, values)
+        for plan in self._plans:
+            if plan.entry is entry and plan.facts and plan.ranges == ranges:
+                return self._bound(plan, values, args, kwargs)
+        first = not any(plan.entry is entry and plan.facts for plan in self._plans)
+        reason = entry.reason if first else f"new bucket: {range_text(ranges)}"
+        return self._compile(entry, ranges, values, reason, args, kwargs, facts)
+
+    def _compile(
+        self,
+        entry: Entry,
+        ranges: dict[str, tuple[int, int]],
+        values: dict[str, int],
+        reason: str,
+        args: tuple,
+        kwargs: dict,
+        facts: Any,
+    ) -> Bound:
+        group = self._group(ranges, facts)
+        with self._lock:
+            plan = Plan(len(self._plans), entry, ranges, group, reason)
+            self._plans.append(plan)
+        with self._ledger.building(group) as tally:
+            plan.tally = tally
+            bound = self._staged(plan, values, args, kwargs)
+            if entry.tally is not None:
+                tally.add(**entry.tally.read())
+                entry.tally = None
+        plan.facts = facts  # from now on it can be found
+        return bound
+
+    def _staged(
+        self, plan: Plan, values: dict[str, int], args: tuple, kwargs: dict
+    ) -> Bound:
+        bound = plan.bind(values, jax.tree.leaves((args, kwargs)))
+        args, kwargs = bound.pad(args, kwargs)
+        with self._vetted(plan):
+            with self._ledger.tracing(plan.tally):
+                traced = self._jitted.trace(plan.number, bound.vector, *args, **kwargs)
+            lowered, seconds = _timed(traced.lower)
+            plan.tally.add(lower_seconds=seconds)
+            _, seconds = _timed(lowered.compile)
+            plan.tally.add(compile_seconds=seconds, compilations=1)
+        bound.read_outputs()
+        return bound
+
+    def _bound(
+        self, plan: Plan, values: dict[str, int], args: tuple, kwargs: dict
+    ) -> Bound:
+        bound = plan.bind(values, jax.tree.leaves((args, kwargs)))
+        bound.read_outputs()
+        return bound
+
+    def _group(self, ranges: Mapping[str, tuple[int, int]], facts: Any) -> str:
+        """The named sizes an executable is for, "b=8" or "t<=64"."""
+        texts = []
+        for name, (size, _) in facts.sizes.items():
+            low, high = ranges.get(name, (size, size))
+            texts.append(range_text({name: (low, high)}))
+        return ", ".join(texts)
+
+    # --- the short way ----------------------------------------------------------------
+
+    def _remember(self, args: tuple, kwargs: dict, bound: Bound) -> None:
+        """Lets the short way find this plan."""
+        paths, _ = jax.tree_util.tree_flatten_with_path((args, kwargs))
+        entry = bound.plan.entry
+        found = set()
+        for position, wanted in zip(
+            entry.reading.positions, entry.reading.wanted, strict=True
+        ):
+            if isinstance(wanted, str) or position.axis is None:
+                found.add(accessor(paths[position.leaf][0], position))
+        if None in found:
+            return
+        key = (len(args), *kwargs)
+        with self._lock:
+            form = self._forms.get(key)
+            if form is None or not found <= form.accessors:
+                accessors = frozenset(found) | (form.accessors if form else frozenset())
+                form = Form(reader(sorted(accessors)), accessors=accessors)
+            form.remember(args, kwargs, bound)
+            self._forms[key] = form
+
+    # --- what is known ----------------------------------------------------------------
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds as a method: the instance becomes the first argument, as in jax.jit."""
@@ -116,6 +370,12 @@ class CompiledFunction:
         """What has happened so far: a snapshot of counters and seconds."""
         return self._ledger.read()
 
+    @property
+    def guards(self) -> tuple[Any, ...]:
+        """The conditions of all traces, with the lines that asked."""
+        entries = self._catalog.entries
+        return tuple(g for e in entries if e.trace for g in e.trace.guards)
+
     def explain(self) -> str:
         """A table of the executables: why each was built, its calls, its times."""
         stats = self.stats
@@ -123,52 +383,14 @@ class CompiledFunction:
             f"{self._parameters.owner}: {stats.calls} calls, {stats.traces} traces, "
             f"{stats.compilations} compilations"
         )
-        entries, outside = list(self._entries.values()), self._ledger.outside()
-        return write_report(title, entries, outside, self._notes())
+        plans = [plan for plan in (*self._plans, *self._noticed) if plan.facts]
+        return write_report(title, plans, self._ledger.outside(), self._notes())
 
     def _notes(self) -> list[str]:
-        notes = []
-        if self._dynamic:
-            notes.append(
-                "dynamic=True: sizes are not dynamic yet, each size compiles once."
-            )
-        if self._sizes.specs:
-            notes.append(
-                "dims groups the statistics; arrays are not padded, each size compiles "
-                "once."
-            )
-        return notes
-
-    def _call_uncached(self, args: tuple, kwargs: dict) -> Any:
-        group = group_of(self._sizes.read(self._check_leaves(args, kwargs)))
-        with self._ledger.calling(self._ledger.uncached(group)):
-            return self._jitted(*args, **kwargs)
-
-    def _build_once(self, key: Hashable, args: tuple, kwargs: dict) -> Entry:
-        with self._lock:
-            building = self._building.setdefault(key, threading.RLock())
-        with building:
-            if (entry := self._entries.get(key)) is not None:
-                return entry  # another thread built it while this one waited
-            try:
-                entry = self._entries[key] = self._build(args, kwargs)
-            finally:
-                self._building.pop(key, None)
-            return entry
-
-    def _build(self, args: tuple, kwargs: dict) -> Entry:
-        sizes = self._sizes.read(self._check_leaves(args, kwargs))
-        group = group_of(sizes)
-        facts = read_facts(self._parameters, args, kwargs, sizes)
-        with self._ledger.building(group) as tally:
-            with self._ledger.tracing(tally):
-                traced = self._jitted.trace(*args, **kwargs)
-            lowered, seconds = _timed(traced.lower)
-            tally.add(lower_seconds=seconds)
-            _, seconds = _timed(lowered.compile)
-            tally.add(compile_seconds=seconds, compilations=1)
-        earlier = [entry.facts for entry in list(self._entries.values())]
-        return Entry(group, explain_miss(facts, earlier), facts, tally)
+        entries = self._catalog.entries
+        notes = [f"guard: {g}" for g in dict.fromkeys(map(str, self.guards))]
+        refusals = dict.fromkeys(e.refusal for e in entries if e.refusal)
+        return notes + [f"not padded: {text}" for text in refusals]
 
     def _check_leaves(self, args: tuple, kwargs: dict) -> list:
         leaves = self._parameters.leaves(args, kwargs)
@@ -185,27 +407,38 @@ def compile(
     f: Callable[..., Any] | None = None,
     *,
     dims: Mapping[str, Any] | None = None,
-    dynamic: bool | None = None,
+    where: Any = (),
+    dynamic: Any = None,
+    padding: str = "auto",
+    recompile_limit: int = 32,
+    on_limit: str = "warn",
     donate_argnums: int | Sequence[int] | None = (),
     static_argnames: str | Iterable[str] | None = (),
 ) -> Any:
-    """Compiles a function of pytrees once for each kind of arguments.
+    """Compiles a function of pytrees once for all sizes that are dynamic.
 
-    The result is called like ``f`` and gives what ``jax.jit(f)`` gives. It also says
-    what it did: ``.stats`` counts calls, traces and compilations and the seconds in
-    each, and ``.explain()`` tells why each executable was built.
+    The result is called like ``f`` and gives what ``jax.jit(f)`` gives. Dynamic sizes
+    are symbols in one trace: what the program asks of them becomes guards, and a call
+    that breaks a guard is traced on its own. Executables are for buckets of sizes where
+    the padding transform is exact (`px.pad`), else for exact sizes. ``.stats`` counts
+    calls, traces and compilations and the seconds in each, ``.guards`` lists guards,
+    and ``.explain()`` tells why each executable was built.
 
     Args:
         f: the function; arguments and results are pytrees of arrays. Without it, a
           decorator is returned.
-        dims: names for sizes, from a parameter name (or a path such as
-          ``"batch['tokens']"``) to a shape such as ``"b, t, _"`` or ``"b, ..."``, or to
-          a pytree of shapes. One shape holds for every array below the path. Sizes of
-          one name must agree. The names group ``.stats`` and shorten ``.explain()``:
-          nothing is padded, since padding that is not known to be exact would change
-          answers.
-        dynamic: None, True or False. Sizes are static for now, whatever is said here:
-          each size compiles once, and ``.explain()`` says so.
+        dims: names for dynamic sizes, from a parameter name (or a path such as
+          ``"batch['tokens']"``) to a shape such as ``"b, t, _"``, ``"2*b, ..."``, to
+          ``{axis: Dim(...)}``, or to a pytree of those. One shape holds for every array
+          below the path. A named size must not become a constant.
+        where: conditions on named sizes, ``"t <= 4096"`` or ``"b % 8 == 0"``.
+        dynamic: which other sizes, and Python integers, are dynamic. None (default):
+          those that change from call to call; True: all at once; False: none, one
+          program for each.
+        padding: "auto" (default) pads where that is exact; "require" makes a refusal an
+          error; "never" compiles each size from the one trace.
+        recompile_limit: how many traces are normal. More give a warning, once.
+        on_limit: "warn", or "raise" a RecompileLimitError.
         donate_argnums: positions of arguments whose buffers the result may reuse; they
           are deleted by the call. None (or ``()``) by default, because a donated
           argument cannot be read again.
@@ -217,38 +450,88 @@ def compile(
 
     Raises:
         TypeError: if f is not callable, or an option has the wrong type.
-        ValueError: if dims, donate_argnums or static_argnames do not fit the signature.
+        ValueError: if dims, where, donate_argnums or static_argnames do not fit.
 
     Example:
         >>> import jax.numpy as jnp
         >>> import pliax as px
         >>> @px.compile(dims={"x": "b, _"})
-        ... def double(x):
-        ...     return 2 * x
-        >>> for batch in (8, 8, 6):
-        ...     y = double(jnp.ones((batch, 4)))
-        >>> stats = double.stats
+        ... def center(x):
+        ...     return x - x.mean(axis=0)
+        >>> for batch in (8, 7, 6, 5):
+        ...     y = center(jnp.ones((batch, 4)))
+        >>> y.shape
+        (5, 4)
+        >>> stats = center.stats
         >>> stats.calls, stats.traces, stats.compilations
-        (3, 2, 2)
-        >>> stats.groups["b=8"].calls
-        2
-        >>> "new size: b: 8 -> 6 in x" in double.explain()
-        True
+        (4, 1, 3)
+        >>> sorted(stats.groups)
+        ['b<=5', 'b<=7', 'b<=9']
     """
     if f is None:
-        options = {"dims": dims, "dynamic": dynamic, "donate_argnums": donate_argnums}
-        return functools.partial(compile, static_argnames=static_argnames, **options)
+        return functools.partial(
+            compile,
+            dims=dims,
+            where=where,
+            dynamic=dynamic,
+            padding=padding,
+            recompile_limit=recompile_limit,
+            on_limit=on_limit,
+            donate_argnums=donate_argnums,
+            static_argnames=static_argnames,
+        )
     check_callable(f)
     owner = f"px.compile({describe_callable(f)})"
-    if dynamic is not None and not isinstance(dynamic, bool):
-        raise TypeError(
-            f"{owner}: dynamic is {dynamic!r} of type {type(dynamic).__name__}.\n"
-            "Pass None, True or False; name sizes with dims."
-        )
     parameters, donated = read_parameters(f, static_argnames, donate_argnums, owner)
     sizes, ledger = read_sizes(dims, parameters), Ledger()
-    jitted = jax.jit(_count_traces(f, ledger), donate_argnums=donated)
-    return CompiledFunction(f, parameters, sizes, dynamic, donated, ledger, jitted)
+    constraints = read_where(where, sizes, owner)
+    options = Options(dynamic, constraints, padding, recompile_limit, on_limit, donated)
+    check_options(options, owner)
+    counted = _count_traces(f, ledger)
+    catalog = Catalog(parameters, sizes, options, ledger, counted)
+    return CompiledFunction(f, parameters, sizes, options, ledger, counted, catalog)
+
+
+def _executable(function: CompiledFunction) -> Callable[..., Any]:
+    """What JAX compiles, under the user's name."""
+
+    def body(number: int, vector: Any, /, *args: Any, **kwargs: Any) -> Any:
+        plan = function._plans[number]
+        if function._current.plan is not plan:
+            raise _Unvetted
+        return plan.run(vector, args, kwargs)
+
+    body.__signature__ = _signature(function._counted)  # type: ignore[attr-defined]
+    body.__name__ = function._plain.__name__
+    body.__qualname__ = function._plain.__qualname__
+    return body
+
+
+def _signature(f: Callable[..., Any]) -> inspect.Signature:
+    """The user's, behind two arguments of ours: JAX finds donated names in it."""
+    ours = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY)
+        for name in ("_plan_number", "_sizes_vector")
+    ]
+    try:
+        theirs = list(inspect.signature(f).parameters.values())
+    except (TypeError, ValueError):
+        rest = inspect.Parameter
+        theirs = [rest("args", rest.VAR_POSITIONAL), rest("kwargs", rest.VAR_KEYWORD)]
+    return inspect.Signature([*ours, *theirs])
+
+
+class _Vetting:
+    """While it is entered, this thread may trace a plan's executable."""
+
+    def __init__(self, current: _Current, plan: Plan):
+        self._current, self._plan = current, plan
+
+    def __enter__(self):
+        self._outer, self._current.plan = self._current.plan, self._plan
+
+    def __exit__(self, *_: Any):
+        self._current.plan = self._outer
 
 
 def _count_traces(f: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:

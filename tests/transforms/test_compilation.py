@@ -92,7 +92,7 @@ def test_equals_jit_and_never_compiles_twice(tree, extra):
 
 @given(sizes=st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=6))
 def test_groups_add_up(sizes):
-    f = px_compile(lambda x: x + 1.0, dims={"x": "b, _"})
+    f = px_compile(lambda x: x + 1.0, dims={"x": "b, _"}, dynamic=False)
     for size in sizes:
         f(ones((size, 2)))
     stats = f.stats
@@ -133,7 +133,7 @@ def test_keyword_positional_and_default_arguments():
     "x", [1, 2.5, True, 1j, np.float32(3), np.int32(3), np.ones(3)]
 )
 def test_scalars_and_numpy(x):
-    f = px_compile(lambda x: x + x if x.dtype != bool else ~x)
+    f = px_compile(lambda x: ~x if jnp.asarray(x).dtype == bool else x + x)
     leaves_equal(f(x), jax.jit(f.__wrapped__)(x))
     f(x)
     assert counts(f) == (2, 1, 1)
@@ -167,7 +167,7 @@ def test_prng_keys():
 
 def test_outputs_fed_back_do_not_recompile():
     f = px_compile(lambda state: jax.tree.map(lambda x: x * 2, state))
-    state = {"w": ones((3, 2)), "step": 1}
+    state = {"w": ones((3, 2)), "step": 1.0}
     for _ in range(4):
         state = f(state)
     assert counts(f) == (4, 1, 1)
@@ -273,7 +273,7 @@ def test_a_string_names_its_path_and_the_remedy():
         ({"donate_argnums": (0, -3)}, ValueError, "donate_argnums holds -3, but"),
         ({"donate_argnums": 0, "static_argnames": "x"}, ValueError, "both static and"),
         ({"dims": {"z": "b"}}, ValueError, "'z', which is not a parameter"),
-        ({"dims": {"x": "2*b"}}, ValueError, "expressions of names are not read"),
+        ({"dims": {"x": "2*"}}, ValueError, "'2\\*' cannot be read"),
         ({"dims": {"x": "b, ..., t"}}, ValueError, r"'\.\.\.' cannot be read"),
         ({"dims": {"x": "b,, t"}}, ValueError, "'' cannot be read"),
         ({"dims": {"x y": "b"}}, ValueError, "not an argument path"),
@@ -375,13 +375,12 @@ def test_decorator_forms_keep_the_function():
     assert copy.copy(f) is f
 
 
-@pytest.mark.parametrize("dynamic", [None, True, False])
-def test_dynamic_compiles_each_size_and_says_so(dynamic):
+@pytest.mark.parametrize(("dynamic", "traces"), [(None, 2), (True, 1), (False, 4)])
+def test_dynamic_decides_how_many_traces_changing_sizes_take(dynamic, traces):
     f = px_compile(lambda x: x + 1, dynamic=dynamic)
-    f(ones(3))
-    f(ones(4))
-    assert counts(f) == (2, 2, 2)
-    assert ("sizes are not dynamic yet" in f.explain()) == (dynamic is True)
+    for size in (3, 4, 5, 6):
+        np.testing.assert_array_equal(f(np.arange(size)), np.arange(size) + 1)
+    assert f.stats.traces == traces
 
 
 def test_partials_and_callable_objects():
@@ -409,7 +408,7 @@ def test_callables_without_a_signature():
 
     f = px_compile(Opaque(), static_argnames="n", dims={"args[0]": "b"})
     np.testing.assert_array_equal(f(ones(3), n=2), 2 * ones(3))
-    assert list(f.stats.groups) == ["b=3"]
+    assert list(f.stats.groups) == ["b<=3"]
     with pytest.raises(TypeError, match=r"`args\[0\]` has type str"):
         f("text", n=2)
 
@@ -434,7 +433,7 @@ def test_methods():
     layer.__call__(ones((4, 3)))
     assert x.is_deleted()
     assert counts(Linear.__call__) == (2, 1, 1)
-    assert layer.__call__.stats.groups["b=4"].calls == 2
+    assert layer.__call__.stats.groups["b<=4"].calls == 2
     assert Linear.double(2.0) == 4.0
 
     class Plain:
@@ -798,6 +797,7 @@ def test_size_classes():
     f = px_compile(
         lambda batch, mask=None, *, k=1: batch["tokens"].sum(),
         dims={"batch": {"tokens": "b, t", "w": None}, "mask": "(b, ...)", "k": ""},
+        dynamic=False,
     )
     batch = {"tokens": ones((8, 4)), "w": ones(3)}
     f(batch)
@@ -817,7 +817,7 @@ def test_size_classes():
 def test_pytree_paths(path):
     f = px_compile(lambda batch: batch, dims={path: "b, 4"})
     f({"tokens": ones((8, 4))})
-    assert list(f.stats.groups) == ["b=8"]
+    assert list(f.stats.groups) == ["b<=9"]
     with pytest.raises(ValueError, match="no array there"):
         f({"other": ones((8, 4))})
     with pytest.raises(ValueError, match=r"dimension 1 of batch\['tokens'\] is 4, but"):
@@ -859,7 +859,7 @@ def test_a_tuple_of_shapes_for_a_tuple():
     f = px_compile(lambda x: x, dims={"x": ("b", "t")})
     f((ones(2), ones(3)))
     f(x=[ones(2), ones(4)])
-    assert list(f.stats.groups) == ["b=2, t=3", "b=2, t=4"]
+    assert list(f.stats.groups) == ["b<=2, t<=3", "b<=2, t<=4"]
     with pytest.raises(ValueError, match="it has 2 dimensions"):
         f((ones((2, 3)), ones(3)))
 
@@ -880,7 +880,7 @@ def tokens(b, t):
     ],
 )
 def test_named_sizes_fold_what_changes_along(dims):
-    f = px_compile(lambda batch: batch, dims=dims)
+    f = px_compile(lambda batch: batch, dims=dims, dynamic=False)
     for b, t in [(8, 448), (8, 512), (4, 512), (2, 16)]:
         f(tokens(b, t))
     lines = [x.rstrip() for x in f.explain().splitlines() if "new" in x]
@@ -891,14 +891,14 @@ def test_named_sizes_fold_what_changes_along(dims):
 
 
 def test_a_prefix_names_every_array_below():
-    f = px_compile(lambda batch, n: batch, dims={"batch": "b, ..."})
+    f = px_compile(lambda batch, n: batch, dims={"batch": "b, ..."}, dynamic=False)
     f({"x": ones((8, 2)), "y": ones(8)}, ones(3))
     f({"x": ones((4, 2)), "y": ones(4)}, ones(3))
     assert "new size: b: 8 -> 4 in batch['x'] and 1 more\n" in f.explain()
 
 
 def test_what_named_sizes_do_not_explain_is_listed():
-    f = px_compile(lambda x, y, z: x, dims={"x": "b, t"})
+    f = px_compile(lambda x, y, z: x, dims={"x": "b, t"}, dynamic=False)
     f(ones((8, 4)), ones((8, 4)), ones((4, 3)))
     f(ones((8, 6)), ones((7, 6)), jnp.ones((6, 3), jnp.int32))
     for reason in (
@@ -911,7 +911,7 @@ def test_what_named_sizes_do_not_explain_is_listed():
 
 
 def test_sizes_that_stayed_name_nothing():
-    f = px_compile(lambda x, y: x, dims={"x": "b, _"})
+    f = px_compile(lambda x, y: x, dims={"x": "b, _"}, dynamic=False)
     f(ones((8, 4)), ones(4))
     f(ones((8, 6)), ones((4, 1)))
     assert "new size: `x`: f32[8,4] -> f32[8,6]" in f.explain()
@@ -922,7 +922,7 @@ def test_sizes_that_stayed_name_nothing():
 
 
 def test_the_most_similar_call_changes_the_fewest_sizes():
-    f = px_compile(lambda x: x, dims={"x": "b, t"})
+    f = px_compile(lambda x: x, dims={"x": "b, t"}, dynamic=False)
     for shape in [(8, 16), (4, 64), (8, 32)]:
         f(ones(shape))
     assert "new size: t: 16 -> 32 in x\n" in f.explain()

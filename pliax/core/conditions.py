@@ -1,0 +1,212 @@
+"""Comparisons of sizes that are not known yet, and how to decide them.
+
+    a == b, a <= b, …  ->  bool where that follows from what is known, else a Condition
+
+A `Condition` decides itself where Python needs a truth value (`if`, `and`, `in`), by
+the sizes at hand, and leaves one guard. `sym_and` and `sym_or` combine conditions into
+one that is kept whole; `guard_or_false` and its kin decide without needing the answer.
+"""
+
+import operator
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from .dims import asker
+from .provenance import user_place
+
+
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_OPPOSITE = {"==": "!=", "!=": "==", ">=": "<", "<": ">=", "<=": ">", ">": "<="}
+
+
+class Condition:
+    """A truth value about sizes, decided when it is needed.
+
+    Attributes:
+        operation: "==", "<=", … of two sizes, or "and", "or" of conditions.
+        parts: the sizes or the conditions.
+        assumptions: what decides.
+    """
+
+    __slots__ = ("assumptions", "operation", "parts")
+
+    def __init__(self, operation: str, parts: tuple[Any, ...], assumptions: Any):
+        self.operation = operation
+        self.parts = parts
+        self.assumptions = assumptions
+
+    def __bool__(self) -> bool:
+        return self.assumptions.decide(self, asker())
+
+    def __invert__(self) -> Any:
+        return sym_not(self)
+
+    def __and__(self, other: Any) -> Any:
+        return sym_and(self, other)
+
+    __rand__ = __and__
+
+    def __or__(self, other: Any) -> Any:
+        return sym_or(self, other)
+
+    __ror__ = __or__
+
+    def __str__(self) -> str:
+        if self.operation in _COMPARE:
+            return f"{self.parts[0]} {self.operation} {self.parts[1]}"
+        return f" {self.operation} ".join(f"({part})" for part in self.parts)
+
+    __repr__ = __str__
+
+
+def proven(condition: Any) -> bool | None:
+    """The truth of a condition where it follows from what is known."""
+    if not isinstance(condition, Condition):
+        return bool(condition)
+    if condition.operation in _COMPARE:
+        a, b = condition.parts
+        return condition.assumptions.proves(a, condition.operation, b)
+    answers = [proven(part) for part in condition.parts]
+    decisive = condition.operation == "or"
+    if decisive in answers:
+        return decisive
+    return None if None in answers else not decisive
+
+
+def remaining(condition: Condition) -> Condition:
+    """An undecided condition without the parts whose truth is known."""
+    if condition.operation in _COMPARE:
+        return condition
+    parts = tuple(remaining(p) for p in condition.parts if proven(p) is None)
+    if len(parts) == 1:
+        return parts[0]
+    return Condition(condition.operation, parts, condition.assumptions)
+
+
+def opposite(condition: Condition) -> Condition:
+    """The condition that holds where this one does not."""
+    operation, parts = condition.operation, condition.parts
+    if operation in _OPPOSITE:
+        return Condition(_OPPOSITE[operation], parts, condition.assumptions)
+    turned = "or" if operation == "and" else "and"
+    parts = tuple(sym_not(part) for part in parts)
+    return Condition(turned, parts, condition.assumptions)
+
+
+def sym_not(condition: Any) -> Any:
+    """The opposite of a condition, undecided."""
+    is_symbolic = isinstance(condition, Condition)
+    return opposite(condition) if is_symbolic else not condition
+
+
+def sym_and(*conditions: Any) -> Any:
+    """All of the conditions, kept as one: it leaves one guard when it is decided.
+
+    Args:
+        *conditions: comparisons of sizes, and plain truth values.
+
+    Example:
+        >>> import pliax as px
+        >>> px.sym_and(True, 3 < 4)
+        True
+    """
+    return _joined("and", conditions)
+
+
+def sym_or(*conditions: Any) -> Any:
+    """Any of the conditions, kept as one: it leaves one guard when it is decided.
+
+    Args:
+        *conditions: comparisons of sizes, and plain truth values.
+    """
+    return _joined("or", conditions)
+
+
+def _joined(operation: str, conditions: tuple[Any, ...]) -> Any:
+    decisive = operation == "or"
+    known = [c for c in conditions if not isinstance(c, Condition)]
+    if any(bool(c) is decisive for c in known):
+        return decisive
+    parts = tuple(c for c in conditions if isinstance(c, Condition))
+    if not parts:
+        return not decisive
+    return (
+        parts[0]
+        if len(parts) == 1
+        else Condition(operation, parts, parts[0].assumptions)
+    )
+
+
+def statically_known_true(condition: Any) -> bool:
+    """Whether a condition follows from what is known of the sizes; leaves no guard.
+
+    Args:
+        condition: a comparison of sizes or a plain truth value.
+
+    Returns:
+        True only where the condition holds for every size the trace will serve.
+    """
+    return proven(condition) is True
+
+
+def guard_or_false(condition: Any) -> bool:
+    """Decides a condition; False for sizes that only the device knows.
+
+    Args:
+        condition: a comparison of sizes or a plain truth value.
+
+    Returns:
+        The answer for the sizes at hand, with a guard, as `if` would; where no size is
+        at hand, what is known, else False. Write the program so that the branch for
+        False is right for all sizes.
+    """
+    return _guard_or(condition, False, asker())
+
+
+def guard_or_true(condition: Any) -> bool:
+    """Decides a condition; True for sizes that only the device knows.
+
+    Args:
+        condition: a comparison of sizes or a plain truth value.
+
+    Returns:
+        As `guard_or_false`, with True in place of False.
+    """
+    return _guard_or(condition, True, asker())
+
+
+def _guard_or(condition: Any, otherwise: bool, frame: FrameType) -> bool:
+    if (answer := proven(condition)) is not None:
+        return answer
+    if not condition.assumptions.has_hints(condition):
+        return otherwise
+    return condition.assumptions.decide(condition, frame)
+
+
+def check(condition: Any, message: str = "") -> None:
+    """States that a condition on sizes holds; later questions may rely on it.
+
+    Args:
+        condition: a comparison of sizes or a plain truth value.
+        message: what to say where it does not hold.
+
+    Raises:
+        ValueError: where it does not hold for the sizes at hand.
+
+    Example:
+        >>> import pliax as px
+        >>> px.check(3 < 4, "three is less than four")
+    """
+    if proven(condition) is True:
+        return
+    if proven(condition) is False or not bool(condition):
+        stated = message or f"{condition} does not hold"
+        raise ValueError(f"px.check: {stated}\n  at {user_place(asker())}")

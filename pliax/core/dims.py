@@ -1,0 +1,426 @@
+"""Sizes that are not known yet: integers in every way but their value.
+
+A `Size` stands in shapes where JAX expects an integer. Arithmetic with integers and
+sizes gives sizes, in the normal form of `jax.export`'s symbolic dimensions. What a size
+cannot say about itself (is it 1? is it less than another?) it asks its `Assumptions`
+(`guards.py`), which decide and keep a record. JAX's own symbolic dimensions answer
+`==` with False where they do not know; a `Size` never does that to code outside JAX.
+
+    +, -, *, //, %, **, max, min      -> Size or int
+    ==, !=, <, <=, >, >=, bool, hash  -> asked of the assumptions
+    int, float, range, len, x[size:]  -> static, with the reason on record
+    as an operand of arrays           -> a run-time scalar
+"""
+
+import ast
+import functools
+import math
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from types import CodeType, FrameType
+from typing import Any
+
+import jax
+import numpy as np
+
+from ._jax import accept_as_integer, dim_as_value_p
+
+
+class Size:
+    """A symbolic size: an expression over named sizes, and who decides about it.
+
+    Attributes:
+        expression: `jax.export`'s symbolic dimension, in normal form.
+        assumptions: What is known and recorded about the named sizes.
+    """
+
+    __slots__ = ("_hash", "assumptions", "expression")
+
+    def __init__(self, expression: Any, assumptions: Any):
+        self.expression = expression
+        self.assumptions = assumptions
+        self._hash = hash(expression)
+
+    # --- arithmetic -------------------------------------------------------------------
+
+    def __add__(self, other: Any) -> Any:
+        return _arithmetic(operator.add, self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return _arithmetic(operator.add, other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return _arithmetic(operator.sub, self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return _arithmetic(operator.sub, other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return _arithmetic(operator.mul, self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return _arithmetic(operator.mul, other, self)
+
+    def __floordiv__(self, other: Any) -> Any:
+        if _divides_negatively(other, self):
+            return -(self // -other)
+        return _arithmetic(operator.floordiv, self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _arithmetic(operator.floordiv, other, self)
+
+    def __mod__(self, other: Any) -> Any:
+        if _divides_negatively(other, self):
+            return 0
+        return _arithmetic(operator.mod, self, other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return _arithmetic(operator.mod, other, self)
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __pow__(self, other: Any) -> Any:
+        return _arithmetic(operator.pow, self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return operator.pow(other, self.__jax_array__())
+
+    def __truediv__(self, other: Any) -> Any:
+        return self.__jax_array__() / other
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return other / self.__jax_array__()
+
+    def __neg__(self) -> Any:
+        return self.assumptions.size(-self.expression)
+
+    def __pos__(self) -> Any:
+        return self
+
+    # The names under which JAX asks a dimension for its extremes.
+
+    def max(self, other: Any) -> Any:
+        """The larger of two sizes, as a size."""
+        return self.assumptions.size(self.expression.max(_plain(other)))
+
+    rmax = max  # noqa: A003
+
+    def min(self, other: Any) -> Any:
+        """The smaller of two sizes, as a size."""
+        return self.assumptions.size(self.expression.min(_plain(other)))
+
+    rmin = min  # noqa: A003
+
+    # --- questions --------------------------------------------------------------------
+
+    def __eq__(self, other: Any) -> Any:
+        if self is other:
+            return True
+        if not _is_size(other):
+            return NotImplemented
+        return self.assumptions.compare(self, "==", other, asker())
+
+    def __ne__(self, other: Any) -> Any:
+        if self is other:
+            return False
+        if not _is_size(other):
+            return NotImplemented
+        return self.assumptions.compare(self, "!=", other, asker())
+
+    def __ge__(self, other: Any) -> Any:
+        if not _is_size(other):
+            return self.__jax_array__() >= other
+        return self.assumptions.compare(self, ">=", other, asker())
+
+    def __le__(self, other: Any) -> Any:
+        if not _is_size(other):
+            return self.__jax_array__() <= other
+        return self.assumptions.compare(self, "<=", other, asker())
+
+    def __gt__(self, other: Any) -> Any:
+        if not _is_size(other):
+            return self.__jax_array__() > other
+        return self.assumptions.compare(self, ">", other, asker())
+
+    def __lt__(self, other: Any) -> Any:
+        if not _is_size(other):
+            return self.__jax_array__() < other
+        return self.assumptions.compare(self, "<", other, asker())
+
+    def __bool__(self) -> bool:
+        return bool(self.assumptions.compare(self, "!=", 0, asker()))
+
+    def __hash__(self) -> int:
+        value = self.assumptions.hashed(self, asker())
+        return self._hash if value is None else hash(value)
+
+    # --- values -----------------------------------------------------------------------
+
+    def __index__(self) -> int:
+        return self.assumptions.as_integer(self, "as an integer", asker())
+
+    def __int__(self) -> int:
+        return self.assumptions.as_integer(self, "as int(…)", asker())
+
+    def __float__(self) -> float:
+        return float(self.assumptions.as_integer(self, "as float", asker()))
+
+    def dimension_as_value(self) -> jax.Array:
+        """The size as a scalar that arrays can compute with (JAX's name for it)."""
+        return dim_as_value_p.bind(dim=self)
+
+    __jax_array__ = dimension_as_value
+
+    def __str__(self) -> str:
+        return _source(str(self.expression))
+
+    __repr__ = __str__
+
+    def __copy__(self) -> "Size":
+        return self
+
+    def __deepcopy__(self, memo: dict) -> "Size":
+        return self
+
+
+accept_as_integer(Size)
+
+
+def _plain(size: Any) -> Any:
+    return size.expression if isinstance(size, Size) else operator.index(size)
+
+
+def _is_size(x: Any) -> bool:
+    return isinstance(x, int | np.integer | Size)
+
+
+def _divides_negatively(divisor: Any, size: Size) -> bool:
+    """Whether a negative integer divides a size; JAX asks this of -1 in a reshape.
+
+    `jax.export` knows of b % 8 == 0, but not that b % -8 == 0 as well.
+    """
+    if not isinstance(divisor, int) or divisor >= 0:
+        return False
+    rest = size.expression % -divisor
+    return isinstance(rest, int) and rest == 0
+
+
+def _arithmetic(operation: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    """On expressions where both are sizes, else on run-time scalars."""
+    if _is_size(a) and _is_size(b):
+        assumptions = (a if isinstance(a, Size) else b).assumptions
+        return assumptions.size(operation(_plain(a), _plain(b)))
+    a, b = (x.__jax_array__() if isinstance(x, Size) else x for x in (a, b))
+    return operation(a, b)
+
+
+# --- evaluation -----------------------------------------------------------------------
+
+
+_PYTHON = {"floordiv": ast.FloorDiv, "mod": ast.Mod}
+
+
+class _Infix(ast.NodeTransformer):
+    """floordiv(t, 2) and mod(t, 2) as Python writes them."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        node = ast.Call(node.func, [self.visit(x) for x in node.args], [])
+        operator = _PYTHON.get(getattr(node.func, "id", ""))
+        return ast.BinOp(node.args[0], operator(), node.args[1]) if operator else node
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _source(expression: str) -> str:
+    tree = ast.parse(expression.replace("^", "**"), mode="eval")
+    return ast.unparse(ast.fix_missing_locations(_Infix().visit(tree)))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def code(source: str) -> CodeType:
+    """An expression or a guard over named sizes, compiled."""
+    return compile(source, "<size>", "eval")
+
+
+_INTEGERS = {"max": max, "min": min}
+
+
+def evaluate(size: Any, values: Mapping[str, Any], extremes: Any = _INTEGERS) -> Any:
+    """A size under values for the named sizes: integers, intervals or scalars.
+
+    Args:
+        size: A `Size` or an integer, which is its own value.
+        values: By name. Anything with +, -, *, //, %, **.
+        extremes: "max" and "min" for such values.
+    """
+    if not isinstance(size, Size):
+        return size
+    return eval(code(str(size)), {"__builtins__": {}, **extremes}, values)
+
+
+def substitute(size: Any, values: Mapping[str, Any]) -> Any:
+    """A size with other sizes, or integers, for some of its named sizes."""
+    names = variables(size)
+    if not names & values.keys():
+        return size
+    own = {n: size.assumptions.parse(n)[0] for n in names - values.keys()}
+    return evaluate(size, {**own, **values}, {"max": larger, "min": smaller})
+
+
+def larger(a: Any, b: Any) -> Any:
+    """The larger of two sizes or integers."""
+    if not isinstance(a, Size) and not isinstance(b, Size):
+        return max(a, b)
+    return a.max(b) if isinstance(a, Size) else b.max(a)
+
+
+def smaller(a: Any, b: Any) -> Any:
+    """The smaller of two sizes or integers."""
+    if not isinstance(a, Size) and not isinstance(b, Size):
+        return min(a, b)
+    return a.min(b) if isinstance(a, Size) else b.min(a)
+
+
+def evaluate_text(expression: str, values: Mapping[str, int]) -> int:
+    """The value of an expression as `jax.export` prints it."""
+    names = {"__builtins__": {}, **_INTEGERS}
+    return eval(code(_source(expression)), names, dict(values))
+
+
+def variables(size: Any) -> frozenset[str]:
+    """The named sizes that an expression mentions."""
+    if not isinstance(size, Size):
+        return frozenset()
+    return frozenset(code(str(size)).co_names).difference(_INTEGERS)
+
+
+class Interval:
+    """All integers from `low` to `high`, either of which may be infinite."""
+
+    __slots__ = ("high", "low")
+
+    def __init__(self, low: Any, high: Any):
+        self.low, self.high = low, high
+
+    def __add__(self, other: Any) -> "Interval":
+        other = _interval(other)
+        return Interval(self.low + other.low, self.high + other.high)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> "Interval":
+        return Interval(-self.high, -self.low)
+
+    def __sub__(self, other: Any) -> "Interval":
+        return self + (-_interval(other))
+
+    def __rsub__(self, other: Any) -> "Interval":
+        return _interval(other) + (-self)
+
+    def __mul__(self, other: Any) -> "Interval":
+        return _at_corners(_product, self, _interval(other))
+
+    __rmul__ = __mul__
+
+    def __pow__(self, power: int) -> "Interval":
+        result = functools.reduce(operator.mul, [self] * power, Interval(1, 1))
+        return Interval(max(result.low, 0), result.high) if power % 2 == 0 else result
+
+    def __floordiv__(self, other: Any) -> "Interval":
+        other = _interval(other)
+        if other.low <= 0 <= other.high:
+            return Interval(-math.inf, math.inf)
+        return _at_corners(_quotient, self, other)
+
+    def __rfloordiv__(self, other: Any) -> "Interval":
+        return _interval(other) // self
+
+    def __mod__(self, other: Any) -> "Interval":
+        other = _interval(other)
+        if other.low <= 0:
+            return Interval(-math.inf, math.inf)
+        if self.low >= 0 and self.high < other.low:
+            return self
+        return Interval(0, other.high - 1)
+
+    def __rmod__(self, other: Any) -> "Interval":
+        return _interval(other) % self
+
+
+def _interval(x: Any) -> Interval:
+    return x if isinstance(x, Interval) else Interval(x, x)
+
+
+def _at_corners(f: Callable[[Any, Any], Any], a: Any, b: Any) -> Interval:
+    """The range of an operation that is monotone in each operand."""
+    values = [f(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
+    return Interval(min(values), max(values))
+
+
+def _product(a: Any, b: Any) -> Any:
+    return 0 if a == 0 or b == 0 else a * b  # none of infinitely many is 0
+
+
+def _quotient(a: Any, b: Any) -> Any:
+    if math.isinf(b):
+        return 0 if a == 0 or (a > 0) == (b > 0) else -1
+    return a * math.copysign(1, b) if math.isinf(a) else a // b
+
+
+def _extreme(choose: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Interval]:
+    def apply(a: Any, b: Any) -> Interval:
+        a, b = _interval(a), _interval(b)
+        return Interval(choose(a.low, b.low), choose(a.high, b.high))
+
+    return apply
+
+
+_INTERVALS = {"max": _extreme(max), "min": _extreme(min)}
+
+
+def bounds(size: Any, ranges: Mapping[str, tuple[Any, Any]]) -> tuple[Any, Any]:
+    """An interval that holds every value of a size; each range is inclusive.
+
+    The bound is exact where each named size appears once, and safe everywhere.
+    """
+    if not isinstance(size, Size):
+        return size, size
+    values = {name: Interval(*ends) for name, ends in ranges.items()}
+    result = _interval(evaluate(size, values, _INTERVALS))
+    return result.low, result.high
+
+
+_PASSED = ("pliax.core.dims", "pliax.core.guards", "pliax.core.conditions")
+_PASSED += ("jaxtyping.", "beartype.")
+
+
+def asker() -> FrameType:
+    """The frame that asks a size something: the nearest outside of this module.
+
+    Where types are checked at run time, wrappers of the checkers lie in between.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_passed(frame):
+        frame = frame.f_back
+    return frame or sys._getframe(1)
+
+
+def _is_passed(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__") or ""
+    return name.startswith(_PASSED) or frame.f_code.co_filename.startswith("<@beartype")
+
+
+_WITHIN = ("jax.", "jaxlib", "pliax.transforms.")
+
+
+def is_inside(frame: FrameType | None) -> bool:
+    """Whether a question about a size comes from inside JAX, or from our transforms.
+
+    Both take symbolic sizes for what they are: unequal unless the same expression.
+    """
+    name = frame.f_globals.get("__name__", "") if frame else ""
+    return name.startswith(_WITHIN) or name == "jax"

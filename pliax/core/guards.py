@@ -1,0 +1,484 @@
+"""What is assumed about named sizes, who asked, and where.
+
+    Assumptions : questions about sizes -> answers, and guards under which they hold
+
+A question that follows from what is known (every size is at least 1, the user's
+constraints, earlier answers) is answered without a trace. Any other is answered for
+the sizes at hand (the hints), and the answer is recorded as a `Guard`: the traced
+program is right for all sizes that give the same answers.
+
+JAX asks much: whether a size is 1, whether two shapes are one. It is written to be
+right for symbolic dimensions which it calls different unless they are the same
+expression. So its `==` is answered that way and leaves no guard; if a trace then fails
+because two sizes that agree would have had to be equal, it is repeated with
+`unify=True`, where JAX's `==` is answered by the hints as well.
+"""
+
+import ast
+import dataclasses
+import dis
+import linecache
+from collections.abc import Iterable, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import jax
+
+from .conditions import Condition, opposite, proven, remaining
+from .dims import (
+    Size,
+    bounds,
+    code,
+    evaluate,
+    is_inside,
+    substitute,
+    variables,
+)
+from .provenance import Place, user_place
+
+
+class ConstraintViolationError(ValueError):
+    """A size that was declared dynamic turned out to be fixed by the program."""
+
+
+class UnknownSizeError(ValueError):
+    """A question about a size that only the device knows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Symbol:
+    """A named size.
+
+    Attributes:
+        name: as it appears in expressions, "t".
+        hint: its value in the call that is traced; None if only the device knows it.
+        origin: what it was read off, "x.shape[0]".
+        is_strong: whether it must not become a constant.
+        low: its smallest value.
+        high: its largest value, or None.
+    """
+
+    name: str
+    hint: int | None
+    origin: str
+    is_strong: bool = False
+    low: int = 1
+    high: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Guard:
+    """A condition on sizes under which a trace may be used.
+
+    Attributes:
+        condition: Python over the named sizes, "t <= 4096".
+        place: The line of the user's code that asked.
+        reason: Why it was asked.
+    """
+
+    condition: str
+    place: Place
+    reason: str = ""
+
+    def holds(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the condition is true of these sizes."""
+        return bool(eval(code(self.condition), {"max": max, "min": min}, dict(sizes)))
+
+    def __str__(self) -> str:
+        reason = f" ({self.reason})" if self.reason else ""
+        return f"{self.condition}  # {self.place}{reason}"
+
+
+class Assumptions:
+    """What one trace assumes about its named sizes.
+
+    Args:
+        symbols: The named sizes.
+        constraints: What else is known, in `jax.export`'s notation: "t <= 4096".
+        unify: Whether JAX's own `==` may be answered by the hints.
+        owner: How errors name the function.
+    """
+
+    def __init__(
+        self,
+        symbols: Iterable[Symbol],
+        constraints: Sequence[str] = (),
+        *,
+        unify: bool = False,
+        owner: str = "px.compile",
+    ):
+        self.symbols = {symbol.name: symbol for symbol in symbols}
+        self.unify = unify
+        self.owner = owner
+        self.guards: dict[str, Guard] = {}
+        self.equalities: list[tuple[Any, Any]] = []
+        self._scope = jax.export.SymbolicScope((*_ranges(self.symbols), *constraints))
+        self.ranges = {
+            s.name: (s.low, s.high or LARGEST) for s in self.symbols.values()
+        }
+        self._sizes: dict[Any, Any] = {}
+        self._known: dict[tuple[str, Any], bool] = {}
+
+    # --- making sizes -----------------------------------------------------------------
+
+    def parse(self, text: str) -> tuple[Any, ...]:
+        """The sizes of a shape in `jax.export`'s notation, "b, 2*t, 4"."""
+        found = jax.export.symbolic_shape(text, scope=self._scope)
+        return tuple(self.size(x) for x in found)
+
+    def size(self, expression: Any) -> Any:
+        """A symbolic dimension of this scope as a `Size`; an integer as itself."""
+        if isinstance(expression, int):
+            return expression
+        made = self._sizes.get(expression)
+        if made is None:
+            made = self._sizes[expression] = Size(expression, self)
+        return made
+
+    @property
+    def hints(self) -> dict[str, int]:
+        """The value of each named size in the call that is traced."""
+        known = self.symbols.values()
+        return {s.name: s.hint for s in known if s.hint is not None}
+
+    # --- questions --------------------------------------------------------------------
+
+    def compare(self, a: Any, relation: str, b: Any, frame: FrameType) -> Any:
+        """A comparison of sizes, asked from a frame: its truth or a condition.
+
+        JAX's own code gets a truth value at once, everybody else when they need one.
+        """
+        if not self._owns(a) or not self._owns(b):
+            return relation == "!="
+        answer = self.proves(a, relation, b)
+        if answer is not None:
+            return answer
+        condition = Condition(relation, (a, b), self)
+        if not is_inside(frame):
+            return condition
+        if relation in ("==", "!=") and not self._may_unify(a, b):
+            return relation == "!="
+        return self.decide(condition, frame)
+
+    def _may_unify(self, a: Any, b: Any) -> bool:
+        """Whether JAX may be told that two sizes are equal because they are here."""
+        if not self.unify or not self.has_hints(Condition("==", (a, b), self)):
+            return False
+        return evaluate(a, self.hints) == evaluate(b, self.hints)
+
+    def proves(self, a: Any, relation: str, b: Any) -> bool | None:
+        """The answer where it follows from what is known; no guard is made."""
+        key, positive = self._question(a, relation, b)
+        answer = self._is_zero(key[1]) if key[0] == "==" else self._at_least(key[1])
+        return None if answer is None else answer == positive
+
+    def decide(self, condition: Condition, frame: FrameType) -> bool:
+        """The truth of a condition for the sizes at hand, which becomes a guard."""
+        answer = proven(condition)
+        if answer is not None:
+            return answer
+        condition = remaining(condition)
+        self._require_hints(condition, frame)
+        values = {"max": max, "min": min, **self.hints}
+        answer = bool(eval(code(str(condition)), {"__builtins__": {}}, values))
+        self._guard(condition if answer else opposite(condition), frame, "")
+        return answer
+
+    def has_hints(self, condition: Condition) -> bool:
+        """Whether the sizes in a condition have values at hand."""
+        return names_of(condition) <= self.hints.keys()
+
+    def _question(self, a: Any, relation: str, b: Any) -> tuple[tuple[str, Any], bool]:
+        """A comparison as "difference == 0" or "difference >= 0", or its opposite."""
+        if relation in ("==", "!="):
+            return ("==", _expression(a) - _expression(b)), relation == "=="
+        larger, smaller, positive = _AT_LEAST[relation]
+        sides = {"a": _expression(a), "b": _expression(b)}
+        difference = sides[larger] - sides[smaller]
+        if str(difference).startswith("-"):  # d < 0 is -d - 1 >= 0: one form of both
+            difference, positive = -difference - 1, not positive
+        return (">=", difference), positive
+
+    def _at_least(self, difference: Any) -> bool | None:
+        if isinstance(difference, int):
+            return difference >= 0
+        known = self._known.get((">=", difference))
+        if known is None:
+            known = self._compare(difference, 0)
+            if known is not None:
+                self._known[">=", difference] = known
+        return known
+
+    def _compare(self, expression: Any, least: int) -> bool | None:
+        """Whether an expression is at least a number, for all sizes there are."""
+        low, high = bounds(self.size(expression), self.ranges)
+        if low >= least or high < least:
+            return low >= least
+        try:
+            return bool(expression >= least)
+        except jax.errors.InconclusiveDimensionOperation:
+            return None
+
+    def _is_zero(self, difference: Any) -> bool | None:
+        if isinstance(difference, int):
+            return difference == 0
+        known = self._known.get(("==", difference))
+        if known is None and self._is_never_zero(difference):
+            known = self._known["==", difference] = False
+        return known
+
+    def _is_never_zero(self, difference: Any) -> bool:
+        return self._compare(difference, 1) is True or (
+            self._compare(-difference, 1) is True
+        )
+
+    def as_integer(self, size: Size, use: str, frame: FrameType) -> int:
+        """The value of a size that the program needs as a Python integer."""
+        if is_inside(frame):
+            raise TypeError(f"the size {size} has no value while it is traced")
+        condition = Condition("==", (size, 0), self)
+        self._require_hints(condition, frame)
+        value = evaluate(size, self.hints)
+        self._guard(Condition("==", (size, value), self), frame, f"used {use}")
+        return value
+
+    def hashed(self, size: Size, frame: FrameType) -> int | None:
+        """The value of a size that user code looks up among integers, else None."""
+        if is_inside(frame) or _hashes_harmlessly(frame):
+            return None
+        return self.as_integer(size, "by hash", frame)
+
+    @property
+    def solved(self) -> dict[str, Any]:
+        """Named sizes that a guard fixes, or ties to others: what they equal."""
+        found: dict[str, Any] = {}
+        for a, b in self.equalities:
+            difference = substitute(a, found) - substitute(b, found)
+            name = next((n for n in variables(difference) if _slope(difference, n)), "")
+            if name:
+                (itself,) = self.parse(name)
+                value = itself - _slope(difference, name) * difference
+                found = {n: substitute(x, {name: value}) for n, x in found.items()}
+                found[name] = value
+        return found
+
+    def _owns(self, x: Any) -> bool:
+        return not isinstance(x, Size) or x.assumptions is self
+
+    def _narrow(self, positive: Any) -> None:
+        """Learns a bound of one named size from an expression that is at least 0."""
+        size = self.size(positive)
+        names = variables(size)
+        slope = _slope(size, next(iter(names))) if len(names) == 1 else 0
+        if slope:
+            (name,) = names
+            offset = evaluate(size, {name: 0})
+            low, high = self.ranges[name]
+            low = max(low, -offset) if slope > 0 else low
+            high = min(high, offset) if slope < 0 else high
+            self.ranges[name] = low, high
+
+    def _require_hints(self, condition: Condition, frame: FrameType) -> None:
+        unknown = sorted(names_of(condition) - self.hints.keys())
+        if unknown:
+            raise UnknownSizeError(
+                f"{self.owner}: the program branches on {condition}, but only the "
+                f"device knows {unknown[0]} ({self.symbols[unknown[0]].origin}).\n"
+                f"  at {user_place(frame)}\n"
+                "Decide for all sizes with px.guard_or_false(…) or "
+                "px.guard_or_true(…), or state what holds with px.check(…)."
+            )
+
+    def _guard(self, condition: Condition, frame: FrameType, reason: str) -> None:
+        place = user_place(frame)
+        for part in _conjuncts(condition):
+            self._learn(part, place)
+        text = str(condition)
+        self.guards.setdefault(text, Guard(text, place, reason))
+
+    def _learn(self, condition: Condition, place: Place) -> None:
+        """What follows from a comparison that holds."""
+        a, b = condition.parts
+        key, positive = self._question(a, condition.operation, b)
+        self._known[key] = positive
+        if key[0] == ">=":
+            self._narrow(key[1] if positive else -key[1] - 1)
+        elif positive:
+            self._narrow(key[1])
+            self._narrow(-key[1])
+        if condition.operation == "==":
+            self._refuse_collapse(a, b, place)
+            self.equalities.append((a, b))
+
+    def _refuse_collapse(self, a: Any, b: Any, place: Place) -> None:
+        """A strong size that must equal a constant, or another size, is an error."""
+        names = sorted(variables(a) | variables(b))
+        strong = [name for name in names if self.symbols[name].is_strong]
+        if not strong or len(strong) < len(names) or not _is_collapse(a, b):
+            return
+        symbol = self.symbols[strong[0]]
+        fix = self._fix(a, b, strong)
+        raise ConstraintViolationError(
+            f"{self.owner}: {symbol.name!r} ({symbol.origin} = {symbol.hint}) was "
+            f"declared dynamic, but the program needs {a} == {b}.\n"
+            f"  at {place}\n"
+            f'Suggested fix: declare "{fix}", or let the program work for any '
+            f"{symbol.name}."
+        )
+
+    def _fix(self, a: Any, b: Any, names: Sequence[str]) -> str:
+        if len(names) == 1:
+            return f"{names[0]} = {self.symbols[names[0]].hint}"
+        return f"{a} = {b}" if isinstance(a, Size) else f"{b} = {a}"
+
+
+LARGEST = 2**31 - 1  # what an int32 holds, in which JAX computes with sizes
+
+# Each order as "larger - smaller >= 0", and whether that is to be true.
+_AT_LEAST = {
+    ">=": ("a", "b", True),
+    "<": ("a", "b", False),
+    "<=": ("b", "a", True),
+    ">": ("b", "a", False),
+}
+
+
+def _conjuncts(condition: Condition) -> list[Condition]:
+    """The comparisons that hold where the condition does."""
+    if condition.operation == "or":
+        return []
+    if condition.operation != "and":
+        return [condition]
+    return [c for part in condition.parts for c in _conjuncts(part)]
+
+
+def names_of(condition: Condition) -> frozenset[str]:
+    """The named sizes that a condition is about."""
+    if condition.operation in ("and", "or"):
+        return frozenset().union(*(names_of(part) for part in condition.parts))
+    a, b = condition.parts
+    return variables(a) | variables(b)
+
+
+def _slope(size: Any, name: str) -> int:
+    """1 or -1 if a size grows or falls with a name, whatever the others are; else 0."""
+    others = sorted(variables(size) - {name})
+    values = [dict.fromkeys(others, n) for n in (5, 11)]
+    slopes = {
+        evaluate(size, {**v, name: n + 1}) - evaluate(size, {**v, name: n})
+        for v in values
+        for n in (3, 8, 64)
+    }
+    has_steps = any(mark in str(size) for mark in ("//", "%", "max", "min", "**"))
+    slope = slopes.pop()
+    return slope if not slopes and not has_steps and slope in (1, -1) else 0
+
+
+def _expression(x: Any) -> Any:
+    return x.expression if isinstance(x, Size) else int(x)
+
+
+def _ranges(symbols: Mapping[str, Symbol]) -> list[str]:
+    """What jax.export does not assume by itself: bounds other than at least 1."""
+    lows = [f"{s.name} >= {s.low}" for s in symbols.values() if s.low > 1]
+    highs = [f"{s.name} <= {s.high}" for s in symbols.values() if s.high is not None]
+    return lows + highs
+
+
+def _is_collapse(a: Any, b: Any) -> bool:
+    """Whether a == b leaves one value for a size, or ties it to another's."""
+    names = variables(a) | variables(b)
+    difference = _expression(a) - _expression(b)
+    text = str(difference)
+    is_linear = not any(mark in text for mark in ("(", "^"))
+    products = [term for term in text.split() if sum(term.count(n) for n in names) > 1]
+    return is_linear and not products and len(names) <= 2
+
+
+# --- constraints ----------------------------------------------------------------------
+
+
+class _Export(ast.NodeTransformer):
+    """Python's // and % as `jax.export` writes them."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        left, right = self.visit(node.left), self.visit(node.right)
+        name = _FUNCTIONS.get(type(node.op))
+        if name is None:
+            return ast.BinOp(left, node.op, right)
+        return ast.Call(ast.Name(name, ast.Load()), [left, right], [])
+
+
+_FUNCTIONS = {ast.Mod: "mod", ast.FloorDiv: "floordiv"}
+_COMPARISONS = {ast.LtE: "<=", ast.GtE: ">=", ast.Eq: "==", ast.Lt: "<", ast.Gt: ">"}
+
+
+def constraint(text: str) -> str:
+    """A condition written in Python, "b % 8 == 0", as `jax.export` takes it.
+
+    Raises:
+        ValueError: if it is not one comparison of integer expressions.
+    """
+    try:
+        node = ast.parse(text, mode="eval").body
+    except SyntaxError:
+        node = None
+    if not isinstance(node, ast.Compare) or len(node.ops) != 1:
+        raise ValueError(_NO_CONSTRAINT.format(text))
+    relation = _COMPARISONS.get(type(node.ops[0]))
+    if relation is None:
+        raise ValueError(_NO_CONSTRAINT.format(text))
+    export = ast.fix_missing_locations(_Export().visit(node))
+    left, right = ast.unparse(export.left), ast.unparse(export.comparators[0])
+    if relation == "<":
+        return f"{left} <= {right} - 1"
+    return f"{left} >= {right} + 1" if relation == ">" else f"{left} {relation} {right}"
+
+
+_NO_CONSTRAINT = (
+    "the condition {0!r} cannot be read.\n"
+    'Write one comparison of sizes and integers, "t <= 4096" or "b % 8 == 0".'
+)
+
+
+# --- where a question comes from ------------------------------------------------------
+
+
+# What looks a size up among others, where equal integers must be found.
+_LOOKUPS = {"get", "add", "setdefault", "pop", "discard", "remove", "fromkeys"}
+_LOOKUPS |= {"hash", "set", "frozenset", "dict", "Counter", "update", "intersection"}
+_LOOKUPS |= {"union", "difference", "issubset", "issuperset", "isdisjoint"}
+
+
+def _hashes_harmlessly(frame: FrameType) -> bool:
+    """Whether a hash only keys a cache, as jit and lru_cache key theirs.
+
+    Inside a cache a size meets itself alone: the cached result was made for it. In a
+    set or dictionary of integers it would be missed, whatever its value.
+    """
+    instruction = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+    if not instruction.startswith("CALL"):
+        return False
+    called = _called(frame)
+    return called is not None and called not in _LOOKUPS
+
+
+def _called(frame: FrameType) -> str | None:
+    """The last name of the function that a frame is calling, if its text is known."""
+    positions = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    first, last, begin, end = positions
+    if first is None or last is None or begin is None or end is None:
+        return None
+    lines = [
+        linecache.getline(frame.f_code.co_filename, n) for n in range(first, last + 1)
+    ]
+    if not lines[-1]:
+        return None
+    lines[-1] = lines[-1].encode()[:end].decode(errors="ignore")
+    lines[0] = lines[0].encode()[begin:].decode(errors="ignore")
+    try:
+        call = ast.parse("(" + "".join(lines) + ")", mode="eval").body
+    except SyntaxError:
+        return None
+    function = getattr(call, "func", None)
+    return getattr(function, "attr", getattr(function, "id", None))

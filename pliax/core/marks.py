@@ -1,0 +1,189 @@
+"""How users say which sizes may change: named dimensions, and marks on arguments."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from .guards import Symbol
+
+
+@dataclasses.dataclass(frozen=True)
+class Dim:
+    """A size with a name that may change from call to call.
+
+    Attributes:
+        name: as in `dims` and in guards.
+        min: the smallest size.
+        max: the largest size; without it buckets grow without an end.
+        multiple_of: what every size is a multiple of.
+        hint: the size to decide branches by, where it is not that of the first call.
+        buckets: the lengths that arrays get: "geometric" (at most 14 from min to max),
+          a list, a function of the size, or None for an executable of each size.
+        specialize_on: conditions on the size that get an executable of their own.
+        histogram: how often each size occurs; places geometric buckets.
+
+    The checks of types are its own (hence Any), so that its errors come first.
+
+    Raises:
+        ValueError: where the numbers contradict each other.
+        TypeError: where one has the wrong type.
+
+    Example:
+        >>> Dim("t", max=4096, multiple_of=8).constraints
+        ('mod(t, 8) == 0',)
+    """
+
+    name: str
+    min: Any = dataclasses.field(default=1, kw_only=True)
+    max: Any = dataclasses.field(default=None, kw_only=True)
+    multiple_of: Any = dataclasses.field(default=1, kw_only=True)
+    hint: Any = dataclasses.field(default=None, kw_only=True)
+    buckets: Any = dataclasses.field(default="geometric", kw_only=True)
+    specialize_on: Sequence[Callable[[Any], Any]] = dataclasses.field(
+        default=(), kw_only=True
+    )
+    histogram: Mapping[int, int] | None = dataclasses.field(default=None, kw_only=True)
+
+    def __post_init__(self):
+        if not isinstance(self.name, str) or not self.name.isidentifier():
+            raise ValueError(
+                f"Dim: the name {self.name!r} is not an identifier.\n"
+                'Write a name such as "t".'
+            )
+        for field in ("min", "max", "multiple_of", "hint"):
+            value = getattr(self, field)
+            if value is None and field in ("max", "hint"):
+                continue
+            if type(value) is not int:
+                raise TypeError(
+                    f"Dim({self.name!r}): {field} is {value!r} of type "
+                    f"{type(value).__name__}.\nPass an integer."
+                )
+        self._check_order()
+        self._check_buckets()
+
+    def _check_order(self) -> None:
+        if self.min < 1 or self.multiple_of < 1:
+            field = "min" if self.min < 1 else "multiple_of"
+            raise ValueError(
+                f"Dim({self.name!r}): {field} is {getattr(self, field)}.\n"
+                "Pass at least 1; an empty array is traced on its own."
+            )
+        if self.max is not None and self.max < self.min:
+            raise ValueError(
+                f"Dim({self.name!r}): max is {self.max}, less than min {self.min}.\n"
+                "Swap them, or leave max out."
+            )
+        if self.hint is not None and not self.holds(self.hint):
+            raise ValueError(
+                f"Dim({self.name!r}): hint is {self.hint}, which is not "
+                f"{self.description}.\nPass a size that may occur."
+            )
+
+    def _check_buckets(self) -> None:
+        given = self.buckets
+        if given is None or given == "geometric" or callable(given):
+            return
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise TypeError(
+                f"Dim({self.name!r}): buckets is {given!r}.\nPass "
+                '"geometric", a list of lengths, a function of the size, or None.'
+            )
+        if not given or any(type(n) is not int or n < 1 for n in given):
+            raise ValueError(
+                f"Dim({self.name!r}): buckets is {given!r}.\n"
+                "Pass at least one length, each an integer of at least 1."
+            )
+        if self.max is not None and max(given) < self.max:
+            raise ValueError(
+                f"Dim({self.name!r}): the largest bucket is {max(given)}, but max is "
+                f"{self.max}.\nAdd a bucket of {self.max}, or lower max."
+            )
+
+    @property
+    def description(self) -> str:
+        """The sizes it allows, in words."""
+        upper = "" if self.max is None else f" and at most {self.max}"
+        step = "" if self.multiple_of == 1 else f", a multiple of {self.multiple_of}"
+        return f"at least {self.min}{upper}{step}"
+
+    def holds(self, size: int) -> bool:
+        """Whether a size is allowed."""
+        below = self.max is None or size <= self.max
+        return self.min <= size and below and size % self.multiple_of == 0
+
+    @property
+    def symbol(self) -> Symbol:
+        """The named size without a hint."""
+        return Symbol(self.name, None, "", is_strong=True, low=self.min, high=self.max)
+
+    @property
+    def constraints(self) -> tuple[str, ...]:
+        """What is known of it beyond its bounds, in `jax.export`'s notation."""
+        if self.multiple_of == 1:
+            return ()
+        return (f"mod({self.name}, {self.multiple_of}) == 0",)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Marked:
+    """An argument with a word about the sizes of its axes.
+
+    Attributes:
+        value: the array.
+        axes: which axes; negative ones count from the end.
+        kind: "dynamic" (must not become a constant), "maybe" (may), or "static".
+    """
+
+    value: Any
+    axes: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    kind: str = dataclasses.field(metadata={"static": True})
+
+
+def dynamic(x: Any, *axes: int) -> Marked:
+    """Marks axes of an argument as changing: it is an error if the program fixes one.
+
+    Args:
+        x: an array, as it is passed to a function of `px.compile`.
+        *axes: which axes; all if none is named.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import pliax as px
+        >>> total = px.compile(jnp.sum)
+        >>> float(total(px.dynamic(jnp.ones(3), 0)))
+        3.0
+    """
+    return _mark(x, axes, "dynamic")
+
+
+def maybe_dynamic(x: Any, *axes: int) -> Marked:
+    """Marks axes of an argument as changing, as long as the program allows it."""
+    return _mark(x, axes, "maybe")
+
+
+def static(x: Any, *axes: int) -> Marked:
+    """Marks axes of an argument as constants: each size gets a trace of its own."""
+    return _mark(x, axes, "static")
+
+
+def _mark(x: Any, axes: tuple[int, ...], kind: str) -> Marked:
+    name = {"maybe": "maybe_dynamic"}.get(kind, kind)
+    if isinstance(x, Marked):
+        raise TypeError(f"px.{name}: the argument is marked already ({x.kind}).")
+    rank = getattr(x, "ndim", None)
+    if rank is None:
+        raise TypeError(
+            f"px.{name}: found {x!r} of type {type(x).__name__}.\nMark arrays, one by "
+            "one; Python integers become dynamic by themselves."
+        )
+    for axis in axes:
+        if not -rank <= axis < rank:
+            raise ValueError(
+                f"px.{name}: axis {axis} of an array of rank {rank}.\n"
+                f"Name axes from {-rank} to {rank - 1}."
+            )
+    return Marked(x, tuple(a % rank for a in axes) or tuple(range(rank)), kind)

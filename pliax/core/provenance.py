@@ -1,0 +1,61 @@
+"""Where something came from: the user's line behind a frame or an equation."""
+
+import dataclasses
+import linecache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ._jax import equation_frames
+
+
+_OURS = str(Path(__file__).parents[1])
+_PASSED_THROUGH = ("jax", "jaxlib", "pliax", "functools", "contextlib", "threading")
+_PASSED_THROUGH += ("jaxtyping", "beartype")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A line of the user's code.
+
+    Attributes:
+        file: its path.
+        line: its number, from 1.
+        function: the qualified name of the function it stands in.
+    """
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        text = linecache.getline(self.file, self.line).strip()
+        return f"{self.file}:{self.line} in {self.function}" + (text and f": {text}")
+
+
+NOWHERE = Place("<unknown>", 0, "<unknown>")
+
+
+def user_place(frame: FrameType | None, *, only: bool = False) -> Place:
+    """The nearest line at a frame, or above it, that is neither JAX's nor ours.
+
+    Args:
+        frame: where to begin.
+        only: whether to look at this frame alone.
+    """
+    at = frame
+    while at is not None:
+        module = at.f_globals.get("__name__", "").partition(".")[0]
+        if module not in _PASSED_THROUGH:
+            return Place(at.f_code.co_filename, at.f_lineno, at.f_code.co_qualname)
+        at = None if only else at.f_back
+    return NOWHERE
+
+
+def equation_place(eqn: Any) -> Place:
+    """The nearest line, neither JAX's nor ours, that an equation was traced from."""
+    frames = [f for f in equation_frames(eqn) if not f.file_name.startswith(_OURS)]
+    if not frames:
+        return NOWHERE
+    frame = frames[0]
+    return Place(frame.file_name, frame.start_line, frame.function_name)

@@ -1,0 +1,257 @@
+"""The entries of a compiled function: which trace serves which sizes, and why.
+
+Catalog : kind of call, sizes  ->  Entry and the values of its symbols
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import jax
+
+from pliax.core.guards import LARGEST, Assumptions, Symbol
+
+from . import specialization
+from ._arguments import Leaf, Parameters
+from ._execution import Entry
+from ._families import (
+    Declared,
+    Family,
+    Position,
+    Reading,
+    is_integer,
+    positions_of,
+)
+from ._kinds import abstract, marks, unmarked
+from ._ledger import Ledger, Tally
+from ._options import Options, bounds_of
+from ._reasons import explain_miss
+from ._sizes import Sizes, names_in
+from .padding import PaddingRefused
+from .specialization import buckets_of, special_part
+from .tracing import NotSymbolicError, trace
+
+
+class RecompileLimitError(RuntimeError):
+    """More traces of one function than its `recompile_limit` allows."""
+
+
+@dataclasses.dataclass(eq=False)
+class Catalog:
+    """All entries of one function, by family.
+
+    Attributes:
+        parameters: its signature.
+        sizes: the names of its sizes.
+        options: what the user asked.
+        ledger: where traces are counted.
+        function: the user's function, which counts its traces.
+        families: by everything of a call but its sizes.
+    """
+
+    parameters: Parameters
+    sizes: Sizes
+    options: Options
+    ledger: Ledger
+    function: Callable[..., Any]
+    families: dict[Hashable, Family] = dataclasses.field(default_factory=dict)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All traces."""
+        return [e for family in self.families.values() for e in family.entries]
+
+    def family(self, key: Hashable, args: tuple, kwargs: dict) -> Family:
+        """The calls of one kind; `key` is everything but their sizes."""
+        if (family := self.families.get(key)) is None:
+            leaves = self.parameters.leaves(*unmarked(args, kwargs))
+            names = [leaf.name for leaf in leaves]
+            positions = positions_of(names, [leaf.value for leaf in leaves])
+            declared = self._declared(positions, leaves, args, kwargs)
+            family = self.families[key] = Family(positions, declared)
+        return family
+
+    def _declared(
+        self, positions: list[Position], leaves: list[Leaf], args: tuple, kwargs: dict
+    ) -> Declared:
+        names: dict[Position, str] = {}
+        is_dynamic = self.options.dynamic is not False
+        shapes = self.sizes.shapes(leaves)
+        for position in positions:
+            if position.axis is not None:
+                wanted = shapes[position.leaf][1][position.axis]
+                if isinstance(wanted, str) and is_dynamic:
+                    names[position] = wanted
+        marked = marks(positions, args, kwargs)
+        used = {p: kind for p, kind in marked.items() if p not in names}
+        symbols = {name: self._symbol(name) for name in sorted(self.sizes.names)}
+        return Declared(
+            names=names,
+            symbols=symbols,
+            constraints=self.options.constraints,
+            dynamic=frozenset(p for p, k in used.items() if k != "static"),
+            static=frozenset(p for p, k in used.items() if k == "static"),
+            strong=frozenset(p for p, k in used.items() if k == "dynamic"),
+            everything=self.options.dynamic,
+        )
+
+    def _symbol(self, name: str) -> Symbol:
+        dim = self.sizes.dims.get(name)
+        symbol = dim.symbol if dim else Symbol(name, None, "", is_strong=True)
+        low, high = bounds_of(name, self.options.constraints)
+        high = min((h for h in (symbol.high, high) if h is not None), default=None)
+        return dataclasses.replace(symbol, low=max(symbol.low, low), high=high)
+
+    def check_dims(self, sizes: Mapping[str, int]) -> None:
+        """Refuses sizes that the user's Dims and conditions exclude."""
+        for name, size in sizes.items():
+            dim = self.sizes.dims.get(name)
+            if dim is not None and size and not dim.holds(size):
+                raise ValueError(
+                    f"{self.parameters.owner}: {name} is {size}, but Dim({name!r}) "
+                    f"says {dim.description}.\nPass another size, or widen the Dim."
+                )
+        for text in self.options.constraints:
+            if not specialization.holds(text, sizes):
+                raise ValueError(
+                    f"{self.parameters.owner}: where says {text}, but "
+                    f"{', '.join(f'{n} = {s}' for n, s in sorted(sizes.items()))}."
+                    "\nPass other sizes, or drop the condition."
+                )
+
+    def entry(
+        self,
+        family: Family,
+        sizes: tuple[int, ...],
+        args: tuple,
+        kwargs: dict,
+        facts: Any,
+    ) -> tuple[Entry, dict[str, int]]:
+        """What serves a call, traced now if nothing does.
+
+        Args:
+            family: the kind of call.
+            sizes: its sizes.
+            args: its arguments.
+            kwargs: those by name.
+            facts: what explains a trace: the facts of this call, of earlier ones.
+        """
+        for entry in reversed(family.entries):
+            values = entry.match(sizes)
+            if values is not None:
+                return entry, values
+        reason = self._why(family, sizes, facts)
+        self._limit(reason)
+        reading = family.read(sizes)
+        entry = self._trace(family, reading, args, kwargs)
+        entry.reason = reason
+        values = entry.match(sizes)
+        if values is None:
+            raise AssertionError("an entry does not serve the call it was traced for")
+        family.entries.append(entry)
+        return entry, values
+
+    def _why(self, family: Family, sizes: tuple[int, ...], facts: Any) -> str:
+        if family.entries:
+            failed = (entry.failed_guard(sizes) for entry in reversed(family.entries))
+            guard = next(filter(None, failed), None)
+            if guard or family.changed_values_only(sizes):
+                return f"guard failed: {guard}" if guard else family.change(sizes)
+        return explain_miss(*facts)
+
+    def _limit(self, reason: str) -> None:
+        count = len(self.entries)
+        limit = self.options.recompile_limit
+        if count < limit:
+            return
+        text = (
+            f"{self.parameters.owner}: {count + 1} traces, more than recompile_limit="
+            f"{limit}. The last was needed because of: {reason}\n"
+            "Name the sizes that change with dims, or raise recompile_limit."
+        )
+        if self.options.on_limit == "raise":
+            raise RecompileLimitError(text)
+        if count == limit:
+            warnings.warn(text, stacklevel=2)
+
+    def _trace(
+        self, family: Family, reading: Reading, args: tuple, kwargs: dict
+    ) -> Entry:
+        function, owner = self.function, self.parameters.owner
+        tree = jax.tree.structure(unmarked(args, kwargs))
+        if not reading.symbols:
+            return Entry(reading, None, function, tree, family.refusal)
+        leaves = jax.tree.leaves((args, kwargs))
+
+        def make(assumptions: Assumptions) -> Any:
+            made = [abstract(reading, i, x, assumptions) for i, x in enumerate(leaves)]
+            return jax.tree.unflatten(tree, made)
+
+        names = {symbol.name for symbol in reading.symbols}
+        constraints = [c for c in self._constraints() if _mentions(c, names)]
+        tally = Tally()
+        try:
+            with self.ledger.tracing(tally):
+                found = trace(function, make, reading.symbols, constraints, owner=owner)
+        except NotSymbolicError as error:
+            if self.options.padding == "require":
+                _raise_as_jax(function, args, kwargs)
+                raise PaddingRefused("trace", error.reason, error.place) from error
+            family.refusal = f"traced size by size: {error}"
+            constant = family.constant(family.calls[-1])
+            return Entry(constant, None, function, tree, family.refusal, tally=tally)
+        except BaseException:
+            self.ledger.uncached().add(**tally.read())
+            raise
+        refusal = 'padding="never"' if self.options.padding == "never" else None
+        return Entry(reading, found, function, tree, refusal, tally=tally)
+
+    def _constraints(self) -> tuple[str, ...]:
+        of_dims = (c for d in self.sizes.dims.values() for c in d.constraints)
+        return (*self.options.constraints, *of_dims)
+
+    def ranges(
+        self, entry: Entry, values: dict[str, int]
+    ) -> dict[str, tuple[int, int]]:
+        """The sizes that share an executable with a call's."""
+        symbols = {s.name: s for s in entry.reading.symbols}
+        ranges = {}
+        for name, value in values.items():
+            symbol = symbols[name]
+            trace = entry.trace
+            if trace is None or name in trace.equal or name not in trace.shaped_by:
+                ranges[name] = symbol.low, symbol.high or LARGEST
+            elif entry.refusal is not None:
+                ranges[name] = value, value
+            else:
+                ranges[name] = self._interval(name, value, symbol)
+        return ranges
+
+    def _interval(self, name: str, value: int, symbol: Symbol) -> tuple[int, int]:
+        """The sizes that share an executable with this one."""
+        dim = self.sizes.dims.get(name)
+        low, high = buckets_of(dim, symbol).interval(value)
+        low = max(low, symbol.low)
+        for condition in dim.specialize_on if dim else ():
+            if bool(condition(value)):
+                return special_part(condition, value, low, high)
+        return low, high
+
+
+def _raise_as_jax(function: Callable[..., Any], args: tuple, kwargs: dict) -> None:
+    """Raises what a function raises with these very arguments, if it does."""
+    leaves, tree = jax.tree.flatten(unmarked(args, kwargs))
+    arrays = [None if is_integer(x) else x for x in leaves]
+
+    def call(arrays: list[Any]) -> Any:
+        values = [x if a is None else a for x, a in zip(leaves, arrays, strict=True)]
+        given, named = jax.tree.unflatten(tree, values)
+        return function(*given, **named)
+
+    jax.eval_shape(call, arrays)
+
+
+def _mentions(constraint: str, names: set[str]) -> bool:
+    """Whether a condition is about sizes that a trace has."""
+    return names_in(constraint) <= names

@@ -1,0 +1,254 @@
+"""Which sizes of a call are symbols: declared ones, marked ones, those that changed.
+
+Calls of one kind (structure, types, placement; everything but sizes) form a family. Its
+sizes are the axes of its arrays and its Python integers. A size is a symbol if `dims`
+names it, if it is marked, if `dynamic=True`, or if it has changed from call to call;
+else it is a constant. Undeclared sizes that were equal in all calls share one symbol.
+"""
+
+import dataclasses
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pliax.core.dims import evaluate_text
+from pliax.core.guards import Symbol
+
+from ._sizes import names_in, solution
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """One size of a call.
+
+    Attributes:
+        leaf: the number of the flat argument.
+        axis: its axis; None for the value of a Python integer.
+        name: as the user would write it, "x.shape[0]".
+    """
+
+    leaf: int
+    axis: int | None
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """What the user says of a family's sizes.
+
+    Attributes:
+        names: an expression of named sizes for some positions.
+        symbols: the named sizes without hints.
+        constraints: what is known of them.
+        dynamic: positions that are symbols from the start.
+        strong: those of them that must not become constants.
+        static: positions that stay constants.
+        everything: the option `dynamic`.
+    """
+
+    names: Mapping[Position, str]
+    symbols: Mapping[str, Symbol]
+    constraints: tuple[str, ...] = ()
+    dynamic: frozenset[Position] = frozenset()
+    static: frozenset[Position] = frozenset()
+    strong: frozenset[Position] = frozenset()
+    everything: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What one trace takes each size of a call for.
+
+    Attributes:
+        positions: the sizes of a call.
+        wanted: for each, its constant value or an expression of symbols.
+        symbols: the symbols, with hints.
+    """
+
+    positions: tuple[Position, ...]
+    wanted: tuple[int | str, ...]
+    symbols: tuple[Symbol, ...]
+
+    def bind(self, sizes: Sequence[int]) -> dict[str, int] | None:
+        """The symbols' values in a call; None if the call does not fit."""
+        found: dict[str, int] = {}
+        pairs = list(zip(self.wanted, sizes, strict=True))
+        for wanted, size in pairs:
+            if isinstance(wanted, int):
+                if wanted != size:
+                    return None
+            elif wanted.isidentifier() and found.setdefault(wanted, size) != size:
+                return None
+        for wanted, size in pairs:
+            is_plain = isinstance(wanted, int) or wanted.isidentifier()
+            if not is_plain and not _fits(str(wanted), size, found):
+                return None
+        return found if self._are_in_range(found) else None
+
+    def _are_in_range(self, values: Mapping[str, int]) -> bool:
+        return all(
+            s.low <= values[s.name] and (s.high is None or values[s.name] <= s.high)
+            for s in self.symbols
+        )
+
+    def shape(self, leaf: int) -> tuple[int | str, ...]:
+        """The sizes of one array."""
+        pairs = zip(self.positions, self.wanted, strict=True)
+        return tuple(w for p, w in pairs if p.leaf == leaf)
+
+
+def _fits(wanted: str, size: int, known: dict[str, int]) -> bool:
+    """Whether an expression has a size; learns the one name that may be missing."""
+    unknown = names_in(wanted) - known.keys()
+    for name in unknown:
+        value = solution(wanted, name, size, known) if len(unknown) == 1 else None
+        if value is None:
+            return False
+        known[name] = value
+    return evaluate_text(wanted, known) == size
+
+
+_OFFSETS = {False: 1, True: 2**30}  # jax.export's names are at least 1; integers not
+
+
+class Family:
+    """The sizes seen in calls of one kind, and what they were taken for."""
+
+    def __init__(self, positions: Sequence[Position], declared: Declared):
+        self.positions = tuple(positions)
+        self.declared = declared
+        self.calls: list[tuple[int, ...]] = []
+        self.refusal: str | None = None  # why sizes cannot be symbols
+        self.entries: list[Any] = []
+
+    def read(self, sizes: Sequence[int]) -> Reading:
+        """A reading for a call that none of the earlier readings fits."""
+        self.calls.append(tuple(sizes))
+        if self.refusal is not None:
+            return self.constant(sizes)
+        histories = list(zip(*self.calls, strict=True))
+        wanted: list[int | str] = []
+        symbols = {
+            name: dataclasses.replace(symbol, hint=None)
+            for name, symbol in self.declared.symbols.items()
+        }
+        names: dict[Hashable, str] = {}
+        for position, history in zip(self.positions, histories, strict=True):
+            if position in self.declared.names:
+                wanted.append(self.declared.names[position])
+            elif self._is_dynamic(position, history):
+                wanted.append(self._symbol(position, history, names, symbols))
+            else:
+                wanted.append(history[-1])
+        return self._with_hints(wanted, symbols, sizes)
+
+    def constant(self, sizes: Sequence[int]) -> Reading:
+        """A reading that takes every size for a constant."""
+        return Reading(self.positions, tuple(sizes), ())
+
+    def changed_values_only(self, sizes: Sequence[int]) -> bool:
+        """Whether a call differs from a traced one in Python integers alone."""
+        return any(
+            all(p.axis is None for p, _, _ in changes)
+            for changes in self._changes(sizes)
+        )
+
+    def change(self, sizes: Sequence[int]) -> str:
+        """Which integers differ from those of the traced call that is most like it."""
+        changes = min(self._changes(sizes), key=len)
+        return (
+            f"new value: {', '.join(f'`{p.name}`: {a} -> {b}' for p, a, b in changes)}"
+        )
+
+    def _changes(self, sizes: Sequence[int]) -> list[list[tuple[Position, int, int]]]:
+        """For each traced call, the positions whose size is another."""
+        return [
+            [x for x in zip(self.positions, old, sizes, strict=True) if x[1] != x[2]]
+            for old in self.calls
+        ]
+
+    def _is_dynamic(self, position: Position, history: Sequence[int]) -> bool:
+        declared = self.declared
+        if position in declared.static or declared.everything is False:
+            return position in declared.dynamic
+        if position.axis is not None and history[-1] == 0:
+            return False  # an empty array is a case of its own
+        if position.axis is None and abs(history[-1]) >= _OFFSETS[True]:
+            return False  # sizes are int32 on the device
+        if declared.everything or position in declared.dynamic:
+            return True
+        return len(set(history)) > 1
+
+    def _symbol(
+        self,
+        position: Position,
+        history: tuple[int, ...],
+        names: dict[Hashable, str],
+        symbols: dict[str, Symbol],
+    ) -> str:
+        is_integer = position.axis is None
+        key = position if is_integer else history
+        if key not in names:
+            name = _fresh(symbols)
+            names[key] = name
+            is_strong = position in self.declared.strong
+            symbols[name] = Symbol(name, None, position.name, is_strong=is_strong)
+        if not is_integer:
+            return names[key]
+        return f"{names[key]} - {_OFFSETS[min(history) < 0]}"
+
+    def _origins(self, wanted: Sequence[int | str]) -> dict[str, str]:
+        """What each named size is read off."""
+        pairs = list(zip(self.positions, wanted, strict=True))
+        return {w: p.name for p, w in reversed(pairs) if isinstance(w, str)}
+
+    def _with_hints(
+        self,
+        wanted: Sequence[int | str],
+        symbols: Mapping[str, Symbol],
+        sizes: Sequence[int],
+    ) -> Reading:
+        reading = Reading(self.positions, tuple(wanted), ())
+        values = reading.bind(sizes) or {}
+        origins = self._origins(wanted)
+        known = [
+            dataclasses.replace(
+                s, hint=values[s.name], origin=s.origin or origins.get(s.name, "")
+            )
+            for s in symbols.values()
+            if s.name in values
+        ]
+        return dataclasses.replace(reading, symbols=tuple(known))
+
+
+def _fresh(symbols: Mapping[str, Any]) -> str:
+    count = len(symbols)
+    while f"s{count}" in symbols:
+        count += 1
+    return f"s{count}"
+
+
+def positions_of(names: Sequence[str], leaves: Sequence[Any]) -> list[Position]:
+    """The sizes of a call: axes of arrays and values of Python integers."""
+    found: list[Position] = []
+    for i, (name, leaf) in enumerate(zip(names, leaves, strict=True)):
+        if is_integer(leaf):
+            found.append(Position(i, None, name))
+        else:
+            axes = range(np.ndim(leaf))
+            found += [Position(i, a, f"{name}.shape[{a}]") for a in axes]
+    return found
+
+
+def sizes_of_leaves(leaves: Sequence[Any]) -> tuple[int, ...]:
+    """The sizes of a call, in the order of its positions."""
+    sizes: list[int] = []
+    for leaf in leaves:
+        sizes += [leaf] if is_integer(leaf) else np.shape(leaf)
+    return tuple(sizes)
+
+
+def is_integer(leaf: Any) -> bool:
+    """Whether an argument is a Python integer, which is a size and not an array."""
+    return type(leaf) is int

@@ -1,0 +1,63 @@
+"""The kinds of arguments a call has: what is marked, what is an integer, what type."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+
+from pliax.core.guards import Assumptions
+from pliax.core.marks import Marked
+
+from ._families import Position, Reading, is_integer
+from ._keys import leaf_key
+
+
+def kind(leaf: Any) -> Hashable:
+    """Everything an executable depends on in an argument but its sizes."""
+    if is_integer(leaf):
+        return int
+    aval, placement = leaf_key(leaf)
+    if not hasattr(aval, "weak_type"):
+        return aval, placement  # a reference, for example
+    spec = aval.sharding.mesh, aval.sharding.spec  # of an Explicit mesh
+    return len(aval.shape), aval.dtype, aval.weak_type, spec, placement
+
+
+def unmarked(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments without px.dynamic and its like around them."""
+
+    def bare(x: Any) -> Any:
+        return x.value if _is_marked(x) else x
+
+    return jax.tree.map(bare, (args, kwargs), is_leaf=_is_marked)
+
+
+def marks(
+    positions: Sequence[Position], args: tuple, kwargs: dict
+) -> dict[Position, str]:
+    """The kind of mark on each size that has one."""
+    marked = jax.tree.leaves((args, kwargs), is_leaf=_is_marked)
+    return {
+        p: marked[p.leaf].kind
+        for p in positions
+        if _is_marked(marked[p.leaf]) and p.axis in marked[p.leaf].axes
+    }
+
+
+def abstract(reading: Reading, leaf: int, value: Any, assumptions: Assumptions) -> Any:
+    """An argument of the trace: a size, a number, or an array of symbolic shape."""
+    shape = reading.shape(leaf)
+    if is_integer(value):
+        (wanted,) = shape
+        return wanted if isinstance(wanted, int) else assumptions.parse(wanted)[0]
+    if isinstance(value, bool | float | complex):
+        return value
+    aval: Any = jax.typeof(value)
+    if any(isinstance(n, str) for n in shape):
+        shape = assumptions.parse(", ".join(map(str, shape)))
+        return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
+    return aval
+
+
+def _is_marked(x: Any) -> bool:
+    return type(x) is Marked

@@ -1,0 +1,209 @@
+"""``px.pad``: a function of arrays as a function of arrays in buckets."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from pliax.core.dims import evaluate
+from pliax.core.guards import Guard, Symbol, constraint
+from pliax.transforms._arguments import (
+    Leaf,
+    Parameters,
+    describe_callable,
+    read_parameters,
+)
+from pliax.transforms._sizes import Sizes, read_sizes
+from pliax.transforms.tracing import NotSymbolicError, SymbolicTrace, trace
+
+from .interpreter import run
+from .layouts import Bucket
+from .rules import PaddingRefused
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class PaddedFunction:
+    """A function of padded arrays, made by :func:`pad`.
+
+    Attributes:
+        __wrapped__: the function as it was given.
+    """
+
+    __wrapped__: Callable[..., Any]
+    _parameters: Parameters
+    _sizes: Sizes
+    _constraints: tuple[str, ...]
+    _least: Mapping[str, int]
+
+    def __call__(self, *args: Any, sizes: Mapping[str, Any], **kwargs: Any) -> Any:
+        """The padded results for arrays of which the first `sizes` are valid.
+
+        Args:
+            *args: arrays; an axis named t may be longer than `sizes["t"]`, and what
+              it holds beyond has no influence on what is valid of the result.
+            sizes: the true sizes, integers or int32 scalars.
+            **kwargs: further arrays, by name.
+
+        Returns:
+            What the function returns, each array as long as its sizes can become.
+
+        Raises:
+            PaddingRefused: where an operation cannot be padded exactly.
+            ValueError: where sizes are missing, too large, or break a guard.
+        """
+        lengths, traced = self._trace(args, kwargs, sizes)
+        leaves = jax.tree.leaves((args, kwargs))
+        values = {n: jnp.asarray(sizes[n], jnp.int32) for n in lengths}
+        least = {n: self._least.get(n, 1) for n in lengths}
+        bucket = Bucket({n: (least[n], lengths[n]) for n in lengths}, values)
+        shapes = [v.aval.shape for v in traced.jaxpr.invars]
+        pairs = zip(map(jnp.asarray, leaves), shapes, strict=True)
+        padded = [bucket.simple(x, shape) for x, shape in pairs]
+        results = run(bucket, traced.jaxpr, traced.consts, padded)
+        data = [bucket.simplified(x).data for x in results]
+        return jax.tree.unflatten(traced.out_tree, data)
+
+    def out_shapes(self, *args: Any, sizes: Mapping[str, int], **kwargs: Any) -> Any:
+        """The valid shape of each result, for the same arguments as a call."""
+        _, traced = self._trace(args, kwargs, sizes)
+        shapes = [
+            tuple(evaluate(n, sizes) for n in v.aval.shape)
+            for v in traced.jaxpr.outvars
+        ]
+        return jax.tree.unflatten(traced.out_tree, shapes)
+
+    def guards(self, *args: Any, sizes: Mapping[str, int], **kwargs: Any) -> Any:
+        """The conditions on sizes under which the padded program is right."""
+        return self._trace(args, kwargs, sizes)[1].guards
+
+    def _trace(
+        self, args: tuple, kwargs: dict, sizes: Mapping[str, Any]
+    ) -> tuple[dict[str, int], SymbolicTrace]:
+        leaves = self._parameters.leaves(args, kwargs)
+        bound = self._sizes.read(leaves)
+        lengths = {name: length for name, (length, _) in bound.items()}
+        self._check(lengths, sizes)
+        symbols = [
+            Symbol(
+                name,
+                _hint(sizes[name], length),
+                bound[name][1].name,
+                is_strong=True,
+                low=self._least.get(name, 1),
+                high=length,
+            )
+            for name, length in lengths.items()
+        ]
+        shapes = self._sizes.shapes(leaves)
+
+        def make(assumptions: Any) -> Any:
+            avals = [_abstract(x, s, assumptions) for x, s in shapes]
+            tree = jax.tree.structure((args, kwargs))
+            return jax.tree.unflatten(tree, avals)
+
+        owner = self._parameters.owner
+        f, known = self.__wrapped__, self._constraints
+        try:
+            found = trace(f, make, symbols, known, owner=owner)
+        except NotSymbolicError as error:
+            raise PaddingRefused("trace", error.reason, error.place) from error
+        for guard in found.guards:
+            self._require(guard, sizes)
+        return lengths, found
+
+    def _check(self, lengths: Mapping[str, int], sizes: Mapping[str, Any]) -> None:
+        owner = self._parameters.owner
+        missing, unknown = lengths.keys() - sizes.keys(), sizes.keys() - lengths.keys()
+        if missing or unknown:
+            raise ValueError(
+                f"{owner}: sizes names {_list(sizes)}, but dims names "
+                f"{_list(lengths)}.\nPass the true size of each: "
+                f"sizes={{{', '.join(f'{n!r}: …' for n in sorted(lengths))}}}."
+            )
+        for name, length in lengths.items():
+            low, size = self._least.get(name, 1), sizes[name]
+            if _is_known(size) and not low <= int(size) <= length:
+                raise ValueError(
+                    f"{owner}: sizes says {name} = {int(size)}, but the arrays have "
+                    f"room for {low} to {length}.\nPass longer arrays, or min=."
+                )
+
+    def _require(self, guard: Guard, sizes: Mapping[str, Any]) -> None:
+        known = {n: int(s) for n, s in sizes.items() if _is_known(s)}
+        if len(known) == len(sizes) and not guard.holds(known):
+            raise ValueError(
+                f"{self._parameters.owner}: the program holds where "
+                f"{guard.condition}, which {known} does not satisfy.\n"
+                f"  at {guard.place}"
+            )
+
+    def __repr__(self) -> str:
+        return f"<px.pad of {self.__wrapped__!r}>"
+
+
+def pad(
+    f: Callable[..., Any],
+    *,
+    dims: Mapping[str, Any],
+    where: tuple[str, ...] = (),
+    min: Mapping[str, int] | None = None,  # noqa: A002  (as in Dim)
+) -> PaddedFunction:
+    """Makes a function exact on arrays that are longer than their contents.
+
+    The result computes on whole buckets what `f` computes on the valid part of them.
+    Valid results do not depend on what the padding holds, bit for bit (NaN included),
+    and every reduction sees valid elements and its identity only: results equal those
+    of `f` up to the order of float additions. Where an operation cannot be padded so,
+    it raises `PaddingRefused` with the user's line.
+
+    Args:
+        f: a function of pytrees of arrays. Derivatives belong inside of it.
+        dims: names of sizes, from a parameter name or path to a shape ("b, t, _"), as
+          in :func:`compile`. The length an array has is the most its size can become.
+        where: what else is known of the sizes, "t % 8 == 0" or "a <= b".
+        min: the smallest value of a size, 1 where nothing is said.
+
+    Returns:
+        A :class:`PaddedFunction`; call it with the true sizes, `sizes={"t": 5}`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import pliax as px
+        >>> mean = px.pad(lambda x: x.mean(), dims={"x": "t"})
+        >>> float(mean(jnp.array([1.0, 2.0, 6.0, jnp.nan]), sizes={"t": 3}))
+        3.0
+    """
+    owner = f"px.pad({describe_callable(f)})"
+    if not callable(f):
+        raise TypeError(f"{owner}: {f!r} is not callable.\nPass the function first.")
+    parameters, _ = read_parameters(f, (), (), owner)
+    sizes = read_sizes(dims, parameters)
+    known = tuple(constraint(text) for text in where)
+    return PaddedFunction(f, parameters, sizes, known, dict(min or {}))
+
+
+def _abstract(leaf: Leaf, sizes: tuple[Any, ...], assumptions: Any) -> Any:
+    """An abstract array with symbolic sizes where dims names them."""
+    aval: Any = jax.typeof(leaf.value)
+    if not any(isinstance(n, str) for n in sizes):
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+    shape = assumptions.parse(", ".join(map(str, sizes)))
+    return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _hint(size: Any, length: int) -> int:
+    return int(size) if _is_known(size) else length
+
+
+def _is_known(size: Any) -> bool:
+    return isinstance(size, int | np.integer) or (
+        isinstance(size, jax.Array | np.ndarray) and not isinstance(size, Tracer)
+    )
+
+
+def _list(names: Any) -> str:
+    return ", ".join(sorted(names)) or "nothing"

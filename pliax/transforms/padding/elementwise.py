@@ -1,0 +1,144 @@
+"""Elementwise operations: each element depends on those at its own place."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .layouts import Bucket, Factors, Padded, product, same
+from .rules import bind, refuse, rule, sizes_of
+
+
+_UNARY = """abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz
+conj convert_element_type copy copy_p cos cosh digamma erf erf_inv erfc exp exp2
+expm1 floor imag integer_pow is_finite lgamma log log1p log2 logistic neg not
+one_minus_square population_count real reduce_precision round rsqrt sign sin sinh sqrt
+square stop_gradient tan tanh"""
+_NARY = """add add_any and atan2 clamp complex div eq eq_to ge gt igamma
+igamma_grad_a igammac le le_to lt lt_to max min mul mulhi ne nextafter or polygamma
+polynomial pow
+random_gamma_grad regularized_incomplete_beta rem select_n shift_left
+shift_right_arithmetic shift_right_logical sub xor zeta"""
+
+# What is folded where all operands' padding is known; no others, since NaN is not 0.
+_FOLDED = {"add": operator.add, "add_any": operator.add, "mul": operator.mul}
+_FOLDED |= {"sub": operator.sub, "neg": operator.neg, "max": max, "min": min}
+_KEPT = {
+    "copy",
+    "copy_p",
+    "convert_element_type",
+    "stop_gradient",
+    "optimization_barrier",
+}
+
+
+@rule(*_UNARY.split(), *_NARY.split())
+def at_each_place(bucket: Bucket, eqn: Any, *operands: Padded) -> Padded:
+    """Same place, same operation; scalars and axes of size 1 stand for whole ones."""
+    sizes = [bucket.size(n) for n in sizes_of(eqn.outvars[0])]
+    if not sizes:
+        return bucket.exact(bind(eqn, *(x.data for x in operands)))
+    axes = [_factors(bucket, operands, i, n) for i, n in enumerate(sizes)]
+    operands = tuple(_met(bucket, x, axes, sizes) if x.rank else x for x in operands)
+    data = bind(eqn, *(x.data for x in operands))
+    return Padded(data, tuple(axes), _fold(eqn, operands, axes))
+
+
+def _factors(
+    bucket: Bucket, operands: Sequence[Padded], axis: int, size: Any
+) -> Factors:
+    """What the operands that have this axis agree on."""
+    own = [x.axes[axis] for x in operands if x.rank]
+    return bucket.common([a for a in own if same(bucket.size(product(a)), size)])
+
+
+def _met(
+    bucket: Bucket, x: Padded, axes: Sequence[Factors], sizes: Sequence[Any]
+) -> Padded:
+    """An operand in the factors of the result, or 1 where it stands for an axis."""
+    wanted = [
+        factors if same(bucket.size(product(own)), n) else (1,) * len(factors)
+        for own, factors, n in zip(x.axes, axes, sizes, strict=True)
+    ]
+    return bucket.arranged(x, wanted)
+
+
+def _fold(eqn: Any, operands: Sequence[Padded], axes: Sequence[Factors]) -> Any:
+    """What the padding of the result holds, where that of all operands is known."""
+    if any(x.rank and x.axes != tuple(axes) for x in operands):
+        return None  # an axis of size 1 puts valid elements beside padding
+    fills = [x.fill for x in operands]
+    name = eqn.primitive.name
+    if name in _KEPT:
+        return _cast(fills[0], eqn.outvars[0].aval.dtype)
+    operation = _FOLDED.get(name)
+    if operation is None or not all(type(f) in (int, float) for f in fills):
+        return None
+    return operation(*fills) if np.all(np.isfinite(fills)) else None
+
+
+def _cast(fill: Any, dtype: Any) -> Any:
+    """A fill in another dtype, where it keeps its value."""
+    if fill is None or not jnp.issubdtype(dtype, jnp.number) or fill != fill // 1:
+        return None
+    return int(fill) if jnp.issubdtype(dtype, jnp.integer) else float(fill)
+
+
+@rule("bitcast_convert_type")
+def bitcast(bucket: Bucket, eqn: Any, x: Padded) -> Padded:
+    """Elementwise, but for an axis of bytes that comes last and has a fixed size."""
+    shape = sizes_of(eqn.outvars[0])
+    data = bind(eqn, x.data)
+    if len(shape) > x.rank:
+        return Padded(data, (*x.axes, (shape[-1],)))
+    return Padded(data, x.axes[: len(shape)])
+
+
+@rule("optimization_barrier", "device_put")
+def barrier(bucket: Bucket, eqn: Any, *operands: Padded) -> list[Padded]:
+    """The identity on many arrays of any shapes."""
+    values = bind(eqn, *(x.data for x in operands))
+    pairs = zip(values, operands, strict=True)
+    return [Padded(data, x.axes, x.fill) for data, x in pairs]
+
+
+@rule("stage", "zeros_like")
+def stage(bucket: Bucket, eqn: Any, x: Padded) -> Padded:
+    """A value as it is, or zeros of its shape."""
+    return Padded(bind(eqn, x.data), x.axes)
+
+
+@rule("tie")
+def tie(bucket: Bucket, eqn: Any, x: Padded, y: Padded) -> Padded:
+    """The second operand."""
+    return y
+
+
+@rule("empty")
+def empty(bucket: Bucket, eqn: Any) -> Padded:
+    """An array of any contents."""
+    shape = sizes_of(eqn.outvars[0])
+    zeros = lax.full(bucket.shape(shape), 0, eqn.outvars[0].aval.dtype)
+    return bucket.simple(zeros, shape, 0)
+
+
+@rule("dim_as_value")
+def dim_as_value(bucket: Bucket, eqn: Any) -> Padded:
+    """A size as a scalar."""
+    scalar = bucket.scalar(eqn.params["dim"])
+    dtype = eqn.outvars[0].aval.dtype
+    return Padded(lax.convert_element_type(scalar, dtype), ())
+
+
+@rule("iota")
+def iota(bucket: Bucket, eqn: Any, *sizes: Padded) -> Padded:
+    """Counts along one axis, beyond the valid elements as well."""
+    shape = eqn.params["shape"]
+    if sizes:
+        raise refuse(eqn, "its shape is an array")
+    lengths, dtype = bucket.shape(shape), eqn.params["dtype"]
+    data = lax.broadcasted_iota(dtype, lengths, eqn.params["dimension"])
+    return bucket.simple(data, shape)

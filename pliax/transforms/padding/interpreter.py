@@ -1,0 +1,127 @@
+"""Runs a symbolic jaxpr on padded arrays, equation by equation.
+
+    run : bucket, jaxpr, constants, padded arguments  ->  padded results
+
+With a bucket that holds one size only, every size is an integer and nothing is padded:
+the same loop gives the program of exactly that size.
+"""
+
+import functools
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pliax.core.provenance import NOWHERE, equation_place
+
+from . import rules
+from .layouts import Bucket, Padded
+from .rules import RULES, PaddingRefused, bind, refuse, sizes_of, static
+
+
+# Always by rule: primitives whose parameters hold programs, which hold sizes in turn.
+# `dim_as_value` is one size.
+HIGHER_ORDER: set[str] = {"dim_as_value"}
+
+
+_MODULES = ("contractions", "convolutions", "elementwise", "high_level", "indexing")
+_MODULES += ("linear_algebra", "placements", "programs", "random_bits", "reductions")
+_MODULES += ("shapes", "sorting", "windows")
+
+
+@functools.cache
+def load_rules() -> None:
+    """Enters all rules into the table; importing pliax does not wait for it."""
+    for module in _MODULES:
+        importlib.import_module(f"{__package__}.{module}")
+
+
+def run(
+    bucket: Bucket, jaxpr: Any, consts: Sequence[Any], args: Sequence[Padded]
+) -> list[Padded]:
+    """The results of a jaxpr on padded arguments.
+
+    Raises:
+        PaddingRefused: at the first equation that cannot be padded exactly.
+    """
+    load_rules()
+    env: dict[Any, Padded] = {}
+
+    def read(x: Any) -> Padded:
+        return _literal(x.val) if hasattr(x, "val") else env[x]
+
+    env.update(zip(jaxpr.constvars, map(bucket.exact, consts), strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+    for eqn in jaxpr.eqns:
+        eqn = _with_integers(eqn)
+        results = _results(bucket, eqn, [read(x) for x in eqn.invars])
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [read(x) for x in jaxpr.outvars]
+
+
+def _with_integers(eqn: Any) -> Any:
+    """The equation with Python integers where NumPy's have got into its axes."""
+    changed = {k: _integers(v) for k, v in eqn.params.items() if _has_numpy(v)}
+    return eqn.replace(params={**eqn.params, **changed}) if changed else eqn
+
+
+def _has_numpy(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(_has_numpy, value))
+    return isinstance(value, np.integer)
+
+
+def _integers(value: Any) -> Any:
+    if isinstance(value, np.integer):
+        return int(value)
+    if not isinstance(value, tuple | list):
+        return value
+    items = map(_integers, value)
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def _literal(value: Any) -> Padded:
+    fill = value if isinstance(value, bool | int | float) else np.asarray(value).item()
+    return Padded(np.asarray(value) if np.ndim(value) == 0 else value, (), fill)
+
+
+def _results(bucket: Bucket, eqn: Any, operands: list[Padded]) -> Sequence[Padded]:
+    name = eqn.primitive.name
+    if name not in HIGHER_ORDER and all(x.is_exact for x in operands):
+        exact = _exactly(bucket, eqn, operands)
+        if exact is not None:
+            return exact
+    found = RULES.get(name)
+    if found is None:
+        raise refuse(eqn, "there is no rule for it yet")
+    try:
+        results = found(bucket, eqn, *operands)
+    except PaddingRefused as refusal:
+        if refusal.place is not NOWHERE:
+            raise
+        # JAX keeps the trace of an inner jit, but not the line that called it.
+        name, reason = refusal.primitive, refusal.reason
+        raise PaddingRefused(name, reason, equation_place(eqn)) from None
+    except Exception as error:  # a mistake of ours must not stop the user's program
+        reason = f"its rule failed with {type(error).__name__}: {error}"
+        raise refuse(eqn, reason) from error
+    return [results] if isinstance(results, Padded) else results
+
+
+def _exactly(
+    bucket: Bucket, eqn: Any, operands: list[Padded]
+) -> Sequence[Padded] | None:
+    """The equation as it is, if no size is left symbolic in it."""
+    try:
+        params = static(bucket, eqn.params)
+        static(bucket, [sizes_of(v) for v in eqn.outvars])
+    except KeyError:
+        return None
+    values = [bucket.simplified(x).data for x in operands]
+    results = bind(eqn, *values, **params)
+    many = eqn.primitive.multiple_results
+    return [bucket.exact(x) for x in (results if many else [results])]
+
+
+__all__ = ["HIGHER_ORDER", "rules", "run"]

@@ -1,0 +1,301 @@
+"""Arrays in buckets: how a padded array lies in memory, and which part of it is valid.
+
+A logical axis of symbolic size t lies in a physical axis at least as long as t can
+become; its valid elements come first. Reshapes merge axes: the rows of (b, t, d) as
+(b * t, d) are not the first b * t rows of the bucket. So a logical axis is a list of
+factors, here (b, t), each with a physical axis of its own, in row-major order. Merging
+and splitting are then bookkeeping; whoever needs one contiguous axis packs it.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pliax.core.dims import Size, bounds, evaluate, substitute, variables
+
+
+Factors = tuple[Any, ...]  # sizes whose product is the size of one logical axis
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Padded:
+    """An array in its bucket.
+
+    Attributes:
+        data: the physical array, one axis for each factor.
+        axes: the factors of each logical axis.
+        fill: what all the padding holds, where that is known.
+    """
+
+    data: Any
+    axes: tuple[Factors, ...]
+    fill: Any = None
+
+    @property
+    def rank(self) -> int:
+        """The number of logical axes."""
+        return len(self.axes)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of its elements."""
+        return self.data.dtype
+
+    @property
+    def factors(self) -> Factors:
+        """All factors, one for each physical axis."""
+        return tuple(f for axis in self.axes for f in axis)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it has no padding."""
+        return not any(isinstance(f, Size) for f in self.factors)
+
+    def places(self, axis: int) -> tuple[int, ...]:
+        """The physical axes of a logical axis."""
+        start = sum(len(a) for a in self.axes[:axis])
+        return tuple(range(start, start + len(self.axes[axis])))
+
+
+class Bucket:
+    """The sizes one executable serves: how long arrays are, and what is valid.
+
+    Args:
+        ranges: the smallest and largest value of each named size.
+        values: the named sizes at run time, int32 scalars.
+        equal: named sizes that equal others, or a constant, under the guards.
+    """
+
+    def __init__(
+        self,
+        ranges: Mapping[str, tuple[int, int]],
+        values: Mapping[str, Any],
+        equal: Mapping[str, Any] = MappingProxyType({}),
+    ):
+        self.equal = dict(equal)
+        self.ranges = dict(ranges)
+        self.values = dict(values)
+        self._known: dict[str, int] = {
+            name: low for name, (low, high) in ranges.items() if low == high
+        }
+        self._lengths: dict[Size, int] = {}
+        self._canonical: dict[Size, Any] = {}
+        self._scalars: dict[Size, Any] = {}
+        self._masks: dict[Any, Any] = {}
+
+    def inner(self) -> "Bucket":
+        """The same bucket for the body of a loop, whose values must not get out.
+
+        It reads what was computed outside; what it computes is its own.
+        """
+        scope = copy.copy(self)
+        scope._scalars, scope._masks = dict(self._scalars), dict(self._masks)
+        return scope
+
+    # --- sizes ------------------------------------------------------------------------
+
+    def size(self, size: Any) -> Any:
+        """An integer where the bucket leaves one value, else the size itself."""
+        if not isinstance(size, Size):
+            return int(size)
+        if (found := self._canonical.get(size)) is None:
+            found = self._simplest(substitute(size, self.equal))
+            self._canonical[size] = found
+        return found
+
+    def _simplest(self, size: Any) -> Any:
+        if variables(size) <= self._known.keys():
+            return evaluate(size, self._known)
+        low, high = bounds(size, self.ranges)
+        return low if low == high else size
+
+    def length(self, size: Any) -> int:
+        """How many elements a physical axis has: as many as the size can become."""
+        size = self.size(size)
+        if not isinstance(size, Size):
+            return size
+        if (found := self._lengths.get(size)) is None:
+            _, high = bounds(size, self.ranges)
+            if not np.isfinite(high):
+                raise ValueError(f"nothing bounds the size {size} from above")
+            found = self._lengths[size] = max(int(high), 0)
+        return found
+
+    def shape(self, sizes: Sequence[Any]) -> tuple[int, ...]:
+        """The physical shape of sizes that are one factor each."""
+        return tuple(self.length(size) for size in sizes)
+
+    def scalar(self, size: Any) -> Any:
+        """The value of a size at run time."""
+        size = self.size(size)
+        if not isinstance(size, Size):
+            return np.int32(size)
+        if (found := self._scalars.get(size)) is None:
+            values = {
+                n: self._known.get(n, self.values.get(n)) for n in variables(size)
+            }
+            found = evaluate(size, values, {"max": jnp.maximum, "min": jnp.minimum})
+            found = self._scalars[size] = lax.convert_element_type(found, jnp.int32)
+        return found
+
+    # --- arrays -----------------------------------------------------------------------
+
+    def exact(self, data: Any) -> Padded:
+        """An array without padding."""
+        return Padded(data, tuple((int(n),) for n in np.shape(data)))
+
+    def simple(self, data: Any, sizes: Sequence[Any], fill: Any = None) -> Padded:
+        """An array whose logical axes have one factor each."""
+        return Padded(data, tuple((self.size(n),) for n in sizes), fill)
+
+    def valid(self, axes: Sequence[Factors]) -> Any:
+        """Which elements of a physical array are valid; None if all are."""
+        key = tuple(axes)
+        if key not in self._masks:
+            factors = [f for axis in axes for f in axis]
+            self._masks[key] = self._outer(factors)
+        return self._masks[key]
+
+    def _outer(self, factors: Sequence[Any]) -> Any:
+        shape = self.shape(factors)
+        masks = [
+            lax.broadcast_in_dim(self._first(f), shape, (place,))
+            for place, f in enumerate(factors)
+            if isinstance(f, Size)
+        ]
+        result = None
+        for mask in masks:
+            result = mask if result is None else lax.bitwise_and(result, mask)
+        return result
+
+    def _first(self, size: Size) -> Any:
+        """[True] * size, then False."""
+        if size not in self._masks:
+            iota = lax.iota(jnp.int32, self.length(size))
+            count = lax.broadcast(self.scalar(size), iota.shape)
+            self._masks[size] = lax.lt(iota, count)
+        return self._masks[size]
+
+    def filled(self, x: Padded, fill: Any) -> Padded:
+        """The same array with a scalar in all its padding."""
+        if x.is_exact or _is_same(x.fill, fill):
+            return x
+        mask = self.valid(x.axes)
+        constant = lax.full_like(x.data, fill)
+        return Padded(lax.select(mask, x.data, constant), x.axes, fill)
+
+    # --- packing ----------------------------------------------------------------------
+
+    def packed(self, x: Padded, axis: int) -> Padded:
+        """The array with one factor, so one contiguous physical axis, at an axis."""
+        factors = x.axes[axis]
+        if len(factors) == 1:
+            return x
+        places = x.places(axis)
+        size = self.size(product(factors))
+        start, lengths = places[0], self.shape(factors)
+        shape = x.data.shape
+        flat = (*shape[:start], int(np.prod(lengths)), *shape[places[-1] + 1 :])
+        data = lax.reshape(x.data, flat)
+        axes = (*x.axes[:axis], (size,), *x.axes[axis + 1 :])
+        if not any(isinstance(f, Size) for f in factors[1:]):
+            return Padded(data, axes, x.fill)  # the valid rows already come first
+        index = self._rows(factors, self.length(size))
+        return Padded(_take(data, index, start), axes)
+
+    def _rows(self, factors: Factors, count: int) -> Any:
+        """Where in the flat physical axis the n-th valid element lies."""
+        rest, index, stride = lax.iota(jnp.int32, count), np.int32(0), 1
+        for f in reversed(factors[1:]):
+            n = lax.broadcast(jnp.asarray(self.scalar(f)), (count,))
+            n = lax.max(n, lax.full_like(n, 1))
+            index = index + lax.rem(rest, n) * np.int32(stride)
+            rest = lax.div(rest, n)
+            stride *= self.length(f)
+        return index + rest * np.int32(stride)
+
+    def split(self, x: Padded, axis: int, factors: Factors) -> Padded:
+        """The array with these factors at an axis that has one."""
+        factors = tuple(self.size(f) for f in factors)
+        if same_factors(x.axes[axis], factors):
+            return x
+        x = self.packed(x, axis)
+        (place,) = x.places(axis)
+        lengths, shape = self.shape(factors), x.data.shape
+        data, count = x.data, int(np.prod(lengths))
+        fill = x.fill
+        if any(isinstance(f, Size) for f in factors[1:]) or count != shape[place]:
+            data, fill = _take(data, self._positions(factors), place), None
+        data = lax.reshape(data, (*shape[:place], *lengths, *shape[place + 1 :]))
+        return Padded(data, (*x.axes[:axis], factors, *x.axes[axis + 1 :]), fill)
+
+    def _positions(self, factors: Factors) -> Any:
+        """The row-major position of each physical element among the valid ones."""
+        lengths, stride, index = self.shape(factors), np.int32(1), 0
+        for place in reversed(range(len(factors))):
+            step = lax.iota(jnp.int32, lengths[place]) * stride
+            index = index + lax.broadcast_in_dim(step, lengths, (place,))
+            stride = stride * self.scalar(factors[place])
+        return lax.reshape(index, (int(np.prod(lengths)),))
+
+    def simplified(self, x: Padded) -> Padded:
+        """The array with one factor at every axis."""
+        for axis in range(x.rank):
+            x = self.packed(x, axis)
+        return x
+
+    def aligned(self, xs: Sequence[Padded]) -> list[Padded]:
+        """Arrays of one logical shape with one choice of factors."""
+        axes = [self.common([x.axes[i] for x in xs]) for i in range(xs[0].rank)]
+        return [self.arranged(x, axes) for x in xs]
+
+    def arranged(self, x: Padded, axes: Sequence[Factors]) -> Padded:
+        """The array with the given factors at each axis."""
+        for axis, factors in enumerate(axes):
+            if not same_factors(x.axes[axis], factors):
+                x = self.split(self.packed(x, axis), axis, factors)
+        return x
+
+    def common(self, choices: Sequence[Factors]) -> Factors:
+        """The factors that arrays of one size can most cheaply agree on."""
+        finest = max(choices, key=len)
+        if len(finest) == 1 or all(
+            len(c) == 1 or same_factors(c, finest) for c in choices
+        ):
+            return finest
+        return (self.size(product(finest)),)
+
+
+def product(factors: Factors) -> Any:
+    """The size of a logical axis."""
+    result = 1
+    for f in factors:
+        result = f * result
+    return result
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two sizes are the same expression; nothing is asked or assumed."""
+    if isinstance(a, Size) or isinstance(b, Size):
+        return a is b
+    return a == b
+
+
+def same_factors(a: Factors, b: Factors) -> bool:
+    """Whether two axes have the same factors."""
+    return len(a) == len(b) and all(map(same, a, b))
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return a is not None and type(a) is type(b) and (a == b)
+
+
+def _take(data: Any, index: Any, axis: int) -> Any:
+    """Rows along an axis; positions beyond the end give its last row."""
+    return jnp.take(data, index, axis=axis, mode="clip")

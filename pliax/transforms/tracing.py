@@ -1,0 +1,179 @@
+"""One trace for many sizes: a function and symbolic shapes become a jaxpr with guards.
+
+trace : (a -> b), arguments with symbolic shapes  ->  SymbolicTrace
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from pliax.core._jax import dce_jaxpr, dim_as_value_p
+from pliax.core.dims import Size, variables
+from pliax.core.guards import (
+    Assumptions,
+    ConstraintViolationError,
+    Guard,
+    Symbol,
+    UnknownSizeError,
+)
+from pliax.core.provenance import NOWHERE, Place, user_place
+
+
+class NotSymbolicError(Exception):
+    """A function that cannot be traced for all sizes at once.
+
+    Attributes:
+        reason: what went wrong.
+        place: the line of the user's code.
+    """
+
+    def __init__(self, reason: str, place: Place):
+        self.reason, self.place = reason, place
+        super().__init__(f"{reason}\n  at {place}")
+
+
+@dataclasses.dataclass(frozen=True)
+class SymbolicTrace:
+    """A function of arrays whose sizes are symbolic.
+
+    Attributes:
+        jaxpr: the program; shapes and parameters hold `Size`s.
+        consts: the arrays it captured.
+        inputs: which of the flat arguments are its arguments: arrays and floats.
+            Integers and sizes among the others are part of the program.
+        out_tree: the structure of its results.
+        assumptions: what was assumed of the sizes on the way.
+    """
+
+    jaxpr: Any
+    consts: tuple[Any, ...]
+    inputs: tuple[int, ...]
+    out_tree: Any
+    assumptions: Assumptions
+
+    @functools.cached_property
+    def equal(self) -> dict[str, Any]:
+        """Named sizes that equal others, or a constant, under the guards."""
+        return self.assumptions.solved
+
+    @functools.cached_property
+    def shaped_by(self) -> frozenset[str]:
+        """The named sizes that some shape depends on; others are mere values."""
+        return _names_in_shapes(self.jaxpr)
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """The conditions under which the trace is right."""
+        return tuple(self.assumptions.guards.values())
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}"
+
+
+def _place_of(error: Exception) -> Place:
+    """The last line of the user's that an error came through."""
+    found = NOWHERE
+    step = error.__traceback__
+    while step is not None:
+        place = user_place(step.tb_frame, only=True)
+        if place is not NOWHERE:
+            found = dataclasses.replace(place, line=step.tb_lineno)
+        step = step.tb_next
+    return found
+
+
+def _names_in_shapes(jaxpr: Any) -> frozenset[str]:
+    names: set[str] = set()
+    seen = [*jaxpr.invars, *jaxpr.outvars]
+    for eqn in jaxpr.eqns:
+        seen += eqn.outvars
+        if eqn.primitive is not dim_as_value_p:
+            names |= _names_in(list(eqn.params.values()))
+    for variable in seen:
+        names |= _names_in(list(getattr(variable.aval, "shape", ())))
+    return frozenset(names)
+
+
+def _names_in(values: list[Any]) -> set[str]:
+    names: set[str] = set()
+    for value in values:
+        if isinstance(value, Size):
+            names |= variables(value)
+        elif isinstance(value, list | tuple):
+            names |= _names_in(list(value))
+        elif hasattr(value, "eqns"):
+            names |= _names_in_shapes(getattr(value, "jaxpr", value))
+    return names
+
+
+def trace(
+    f: Callable[..., Any],
+    make_args: Callable[[Assumptions], tuple[tuple, dict]],
+    symbols: Iterable[Symbol],
+    constraints: Sequence[str] = (),
+    *,
+    owner: str = "px.compile",
+) -> SymbolicTrace:
+    """Traces f once for all sizes that its guards allow.
+
+    Args:
+        f: the function.
+        make_args: gives the arguments, abstract arrays in place of arrays, with sizes
+          of the assumptions it is called with.
+        symbols: the named sizes.
+        constraints: what is known about them.
+        owner: how errors name the function.
+
+    Raises:
+        ConstraintViolationError: where f fixes a size that was declared dynamic.
+        NotSymbolicError: where f, or JAX in it, cannot do without the sizes' values.
+    """
+    symbols = tuple(symbols)
+    try:
+        assumptions = Assumptions(symbols, constraints, owner=owner)
+        return _trace(f, make_args, assumptions)
+    except (ConstraintViolationError, UnknownSizeError):
+        raise
+    except Exception as error:
+        first = error
+    # JAX found sizes different that agree in this call: once more, with guards.
+    assumptions = Assumptions(symbols, constraints, unify=True, owner=owner)
+    try:
+        return _trace(f, make_args, assumptions)
+    except ConstraintViolationError as second:
+        raise second from first
+    except Exception:
+        raise NotSymbolicError(_first_line(first), _place_of(first)) from first
+
+
+def _trace(
+    f: Callable[..., Any],
+    make_args: Callable[[Assumptions], tuple[tuple, dict]],
+    assumptions: Assumptions,
+) -> SymbolicTrace:
+    leaves, tree = jax.tree.flatten(make_args(assumptions))
+    inputs = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, int | Size)]
+    out_trees = []
+
+    def flat(*arrays: Any) -> list[Any]:
+        values = list(leaves)
+        for i, array in zip(inputs, arrays, strict=True):
+            values[i] = array
+        args, kwargs = jax.tree.unflatten(tree, values)
+        results, out_tree = jax.tree.flatten(f(*args, **kwargs))
+        out_trees.append(out_tree)
+        return results
+
+    closed = jax.make_jaxpr(flat)(*(leaves[i] for i in inputs))
+    return SymbolicTrace(
+        jaxpr=dce_jaxpr(closed.jaxpr),
+        consts=tuple(closed.consts),
+        inputs=tuple(inputs),
+        out_tree=out_trees[-1],
+        assumptions=assumptions,
+    )

@@ -1,0 +1,295 @@
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+import pliax as px
+from pliax.core.dims import Size, bounds, evaluate, substitute, variables
+from pliax.core.guards import (
+    Assumptions,
+    ConstraintViolationError,
+    Symbol,
+    UnknownSizeError,
+    constraint,
+)
+
+
+def assume(*constraints, strong=False, **hints):
+    symbols = [Symbol(n, hint, n, is_strong=strong) for n, hint in hints.items()]
+    return Assumptions(symbols, constraints)
+
+
+def sizes(assumptions, text):
+    return assumptions.parse(text)
+
+
+# Arithmetic -------------------------------------------------------------------------
+
+
+LEAVES = ["b", "t", "1", "2", "3", "7"]
+EXPRESSIONS = st.recursive(
+    st.sampled_from(LEAVES),
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from("+-*"), inner).map(
+            "({0[0]} {0[1]} {0[2]})".format
+        ),
+        st.tuples(inner, st.sampled_from(["//", "%"]), st.sampled_from("2357")).map(
+            "({0[0]} {0[1]} {0[2]})".format
+        ),
+    ),
+    max_leaves=6,
+)
+VALUES = st.fixed_dictionaries({"b": st.integers(1, 40), "t": st.integers(1, 40)})
+
+
+def symbolic(text, assumptions):
+    b, t = sizes(assumptions, "b, t")
+    return eval(text, {"b": b, "t": t})
+
+
+@given(text=EXPRESSIONS, values=VALUES)
+def test_arithmetic_of_sizes_is_that_of_their_values(text, values):
+    size = symbolic(text, assume(b=3, t=5))
+    assert evaluate(size, values) == eval(text, dict(values))
+    assert eval(str(size), dict(values)) == eval(text, dict(values))
+
+
+@given(text=EXPRESSIONS, values=VALUES)
+def test_bounds_hold_every_value(text, values):
+    low, high = bounds(symbolic(text, assume(b=3, t=5)), {"b": (1, 40), "t": (1, 40)})
+    assert low <= eval(text, dict(values)) <= high
+
+
+@given(text=EXPRESSIONS, values=VALUES)
+def test_substitution_commutes_with_evaluation(text, values):
+    assumptions = assume(b=3, t=5)
+    (b,) = sizes(assumptions, "b")
+    replaced = substitute(symbolic(text, assumptions), {"t": b + 2})
+    assert "t" not in variables(replaced)
+    wanted = eval(text, {"b": values["b"], "t": values["b"] + 2})
+    assert evaluate(replaced, values) == wanted
+
+
+def test_extremes_are_sizes():
+    b, t = sizes(assume(b=3, t=5), "b, t")
+    assert evaluate(b.max(t), {"b": 3, "t": 5}) == evaluate(t.max(b), {"b": 3, "t": 5})
+    assert evaluate(b.min(4), {"b": 9}) == 4
+    assert (b + 1).max(1) is b + 1
+
+
+# Questions --------------------------------------------------------------------------
+
+
+@given(
+    text=EXPRESSIONS,
+    relation=st.sampled_from(["==", "!=", "<", "<=", ">", ">="]),
+    other=EXPRESSIONS,
+    hints=VALUES,
+    values=VALUES,
+)
+def test_an_answer_holds_wherever_its_guards_do(text, relation, other, hints, values):
+    assumptions = assume(**hints)
+    a, b = symbolic(text, assumptions), symbolic(other, assumptions)
+    answer = bool(eval(f"a {relation} b", {"a": a, "b": b}))
+    question = f"({text}) {relation} ({other})"
+    assert answer == eval(question, dict(hints))
+    guards = assumptions.guards.values()
+    assert all(guard.holds(hints) for guard in guards)
+    if all(guard.holds(values) for guard in guards):
+        assert answer == eval(question, dict(values))
+
+
+def test_what_is_known_leaves_no_guard():
+    assumptions = assume("t <= 4096", "mod(b, 8) == 0", b=16, t=100)
+    b, t = sizes(assumptions, "b, t")
+    assert t <= 5000 and t >= 1 and not t > 4096 and b % 8 == 0 and t + 1 != t
+    assert not assumptions.guards
+    assert t < 128
+    assert t < 128 and t <= 127 and not t >= 128
+    assert list(assumptions.guards) == ["t < 128"]
+
+
+def test_a_guard_names_the_line_that_asked():
+    (t,) = sizes(assumptions := assume(t=100), "t")
+    if t > 64:  # the line in question
+        pass
+    (guard,) = assumptions.guards.values()
+    assert guard.condition == "t > 64"
+    assert guard.place.function.endswith("test_a_guard_names_the_line_that_asked")
+    assert "if t > 64:  # the line in question" in str(guard)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda t: t in {12, 13},
+        lambda t: t in {13},
+        lambda t: {12: "a"}.get(t),
+        lambda t: {12: "a"}[t],
+        lambda t: int(t),
+        lambda t: list(range(t)),
+        lambda t: float(t),
+        lambda t: [0] * 99 and [*range(20)][t],
+        lambda t: {t},
+        lambda t: {t: 1},
+        lambda t: np.zeros(t),
+    ],
+)
+def test_a_size_used_as_an_integer_becomes_one(use):
+    (t,) = sizes(assumptions := assume(t=12), "t")
+    assert np.all(use(t) == use(12))
+    assert "t == 12" in assumptions.guards
+    assert assumptions.guards["t == 12"].reason
+
+
+def test_lookups_find_equal_integers():
+    (t,) = sizes(assume(t=12), "t")
+    assert t in {12, 13} and t in [3, 12] and t in (12,)
+    assert t not in {13} and t not in [13]
+
+
+def test_caches_keep_sizes_symbolic():
+    import functools
+
+    @functools.lru_cache
+    def double(n):
+        return 2 * n
+
+    (t,) = sizes(assumptions := assume(t=12), "t")
+    assert double(t) is double(t)
+    assert not assumptions.guards
+
+
+def test_a_strong_size_that_collapses_is_an_error_with_a_fix():
+    (t,) = sizes(assume(t=12, strong=True), "t")
+    text = (
+        re.escape("but the program needs t == 12") + r"(.|\n)*Suggested fix: .*t = 12"
+    )
+    with pytest.raises(ConstraintViolationError, match=text):
+        int(t)
+    a, b = sizes(assume(a=4, b=4, strong=True), "a, b")
+    with pytest.raises(ConstraintViolationError, match='declare "a = b"'):
+        bool(a == b)
+    a, b = sizes(assume(a=4, b=8, strong=True), "a, b")
+    with pytest.raises(ConstraintViolationError, match="b = 2"):
+        bool(b == 2 * a)
+    assert t > 3 and t % 4 == 0  # narrower, but no constant
+
+
+def test_solved_equations_tie_names():
+    a, b, c = sizes(assumptions := assume(a=4, b=3, c=9), "a, b, c")
+    assert a - 1 == b and c == 9
+    assert {n: str(x) for n, x in assumptions.solved.items()} in (
+        {"a": "b + 1", "c": "9"},
+        {"b": "a - 1", "c": "9"},
+    )
+
+
+# Conditions -------------------------------------------------------------------------
+
+
+def test_sym_and_keeps_one_guard():
+    b, t = sizes(assumptions := assume(b=8, t=12), "b, t")
+    assert px.sym_and(b == 8, t > 10)
+    assert list(assumptions.guards) == ["(b == 8) and (t > 10)"]
+    assert b == 8 and t > 10
+    assert len(assumptions.guards) == 1
+    assert not px.sym_or(b == 9, t > 100)
+    assert list(assumptions.guards)[1:] == ["t <= 100"]  # b == 9 is known to be false
+
+
+def test_sym_or_is_undecided_until_it_is_needed():
+    b, t = sizes(assumptions := assume(b=8, t=12), "b, t")
+    either = px.sym_or(b == 8, t == 3, False)
+    assert not assumptions.guards
+    assert either
+    assert list(assumptions.guards) == ["(b == 8) or (t == 3)"]
+    assert px.sym_or(t == 3, True) is True
+    assert px.sym_and() is True and px.sym_or() is False
+
+
+def test_statically_known_true_leaves_no_guard():
+    (t,) = sizes(assumptions := assume("t <= 64", t=12), "t")
+    assert px.statically_known_true(t <= 64)
+    assert not px.statically_known_true(t == 12)
+    assert not px.statically_known_true(t > 64)
+    assert px.statically_known_true(px.sym_or(t > 9, t >= 1))
+    assert not assumptions.guards
+
+
+def test_sizes_that_only_the_device_knows():
+    assumptions = Assumptions([Symbol("n", None, "nonzero(x)", high=8)])
+    (n,) = assumptions.parse("n")
+    assert px.guard_or_true(n == 3) is True and px.guard_or_false(n == 3) is False
+    assert px.guard_or_false(n <= 8) is True and px.guard_or_true(n > 8) is False
+    with pytest.raises(UnknownSizeError, match=r"only the device knows n \(nonzero"):
+        if n == 3:
+            pass
+    assert not assumptions.guards
+
+
+def test_guard_or_false_guards_where_sizes_are_at_hand():
+    (t,) = sizes(assumptions := assume(t=12), "t")
+    assert px.guard_or_false(t == 12) is True and px.guard_or_true(t > 20) is False
+    assert list(assumptions.guards) == ["t == 12"]
+
+
+def test_check_is_remembered():
+    (t,) = sizes(assumptions := assume(t=12), "t")
+    px.check(t <= 64, "rows have at most 64 tokens")
+    assert list(assumptions.guards) == ["t <= 64"]
+    assert px.statically_known_true(t < 100)
+    with pytest.raises(
+        ValueError, match=r"px.check: too short\n  at .*test_check_is_remembered"
+    ):
+        px.check(t > 64, "too short")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("b % 8 == 0", "mod(b, 8) == 0"),
+        ("t // 2 <= 7", "floordiv(t, 2) <= 7"),
+        ("a < 2*b", "a <= 2 * b - 1"),
+    ],
+)
+def test_constraints_are_written_in_python(text, wanted):
+    assert constraint(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["t", "t != 3", "1 < t < 3", "t <="])
+def test_what_is_no_constraint_is_refused(text):
+    with pytest.raises(ValueError, match="cannot be read"):
+        constraint(text)
+
+
+# Inside a trace ---------------------------------------------------------------------
+
+
+def traced(f, assumptions, *shapes):
+    args = [jax.ShapeDtypeStruct(assumptions.parse(s), jnp.float32) for s in shapes]
+    return jax.make_jaxpr(f)(*args)
+
+
+def test_jax_itself_leaves_no_guards():
+    def f(x, w):
+        y = jax.nn.softmax(x @ w, axis=-1)
+        y = y.reshape(-1, 4).sum(axis=0) + jnp.concatenate([x, x]).mean()
+        return y, x[:, 1:], x[x.shape[0] // 2], jnp.arange(x.shape[1])
+
+    def loss(x, w):
+        return sum(jnp.sum(y.astype(jnp.float32)) for y in f(x, w))
+
+    assumptions = assume(b=1, t=1, strong=True)
+    traced(jax.grad(loss), assumptions, "b, t", "t, 4")
+    assert not assumptions.guards
+
+
+def test_a_size_as_an_index_is_a_run_time_scalar():
+    assumptions = assume(b=6)
+    jaxpr = traced(lambda x: x[x.shape[0] // 2] * x.shape[0], assumptions, "b, 3")
+    assert "dim_as_value" in str(jaxpr) and not assumptions.guards
+    assert isinstance(assumptions.parse("b")[0], Size)

@@ -1,0 +1,471 @@
+"""Laws of px.compile where sizes change: traces, guards, buckets, padding, reasons."""
+
+import itertools
+import threading
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+import pliax as px
+
+
+def ones(*shape):
+    return jnp.ones(shape, jnp.float32)
+
+
+def counting(*shape):
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def attend(x, y):
+    """Softmax attention of x over y: reductions, products and shapes of two sizes."""
+    weights = jax.nn.softmax(x @ y.T, axis=-1)
+    return {"out": weights @ y, "mean": x.mean(), "rows": x.reshape(-1)[: x.shape[0]]}
+
+
+def same(found, wanted):
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+# One trace --------------------------------------------------------------------------
+
+
+SIZES = st.lists(
+    st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=5
+)
+
+
+@given(sizes=SIZES)
+def test_named_sizes_take_one_trace_and_mean_what_jit_means(sizes):
+    f = px.compile(attend, dims={"x": "b, 3", "y": "t, 3"}, padding="require")
+    for b, t in sizes:
+        x, y = np.sin(counting(b, 3)), np.cos(counting(t, 3))
+        same(f(x, y), jax.jit(attend)(x, y))
+    assert f.stats.traces == 1
+    assert f.stats.compilations <= len(set(sizes))
+
+
+@given(sizes=SIZES)
+def test_never_padded_means_the_same_from_one_trace(sizes):
+    f = px.compile(attend, dims={"x": "b, 3", "y": "t, 3"}, padding="never")
+    for b, t in sizes:
+        x, y = np.sin(counting(b, 3)), np.cos(counting(t, 3))
+        same(f(x, y), jax.jit(attend)(x, y))
+    assert (f.stats.traces, f.stats.compilations) == (1, len(set(sizes)))
+
+
+def test_expressions_of_names():
+    f = px.compile(lambda x, y: x.reshape(2, -1) + y, dims={"x": "2*b", "y": "2, b"})
+    for b in (3, 4, 5):
+        same(f(counting(2 * b), counting(2, b)), counting(2 * b).reshape(2, b) * 2)
+    assert f.stats.traces == 1
+    with pytest.raises(ValueError, match=r"dimension 0 of x is 2\*b, but it is 7"):
+        f(counting(7), counting(2, 3))
+
+
+def test_automatic_sizes_take_two_traces():
+    f = px.compile(lambda x: x * 2 + x.shape[0])
+    for size in (3, 4, 5, 6, 3):
+        same(f(counting(size)), jnp.float32(2) * counting(size) + jnp.float32(size))
+    assert f.stats.traces == 2
+
+
+def test_sizes_that_change_together_share_a_symbol():
+    f = px.compile(lambda x, y, w: (x + y) @ w)
+    for b in (3, 4, 5, 6):
+        same(f(ones(b, 2), ones(b, 2), ones(2, 4)), 4 * ones(b, 4))
+    assert f.stats.traces == 2
+
+
+def test_sizes_that_part_get_a_trace_of_their_own():
+    f = px.compile(lambda x, y: x.sum() + y.sum(), dynamic=True)
+    for b, t in ((3, 3), (4, 4), (3, 5), (7, 2)):
+        assert f(ones(b), ones(t)) == b + t
+    assert f.stats.traces == 2
+
+
+def test_sizes_that_the_program_ties_are_tied():
+    f = px.compile(lambda x, y: x[1:] * y, dynamic=True, padding="require")
+    for t in (4, 5, 9):
+        same(f(counting(t), ones(t - 1)), counting(t)[1:])
+    assert f.stats.traces == 2  # the first found s0 - 1 and s1 different
+    assert [g.condition for g in f.guards] in (["s0 - 1 == s1"], ["s1 == s0 - 1"])
+    with pytest.raises(TypeError, match="incompatible shapes"):
+        f(counting(4), ones(4))
+
+
+def test_empty_arrays_are_a_case_of_their_own():
+    f = px.compile(lambda x: x.sum(), dynamic=True)
+    assert f(ones(3)) == 3 and f(ones(0)) == 0 and f(ones(4)) == 4
+    assert f.stats.traces == 2
+
+
+# Python integers --------------------------------------------------------------------
+
+
+def test_integers_are_constants_until_they_change():
+    f = px.compile(lambda x, n: jnp.zeros(n) + x * n)
+    for n in (3, 4, 5, 2, 1):
+        same(f(jnp.float32(2), n), jnp.full(n, 2.0 * n))
+    assert f.stats.traces == 2
+
+
+@given(values=st.lists(st.integers(-1000, 1000), min_size=1, max_size=5))
+def test_integers_of_any_sign_run_as_values(values):
+    f = px.compile(lambda x, n: x * n + n // 3, dynamic=True)
+    for n in values:
+        assert f(jnp.int32(5), n) == 5 * n + n // 3
+    assert f.stats.traces <= 2 and f.stats.compilations <= 2
+
+
+def test_a_counter_compiles_twice():
+    f = px.compile(lambda state, step: state + step)
+    for step in range(100):
+        f(jnp.int32(0), step)
+    assert (f.stats.traces, f.stats.compilations) == (2, 2)
+
+
+def test_integers_in_containers():
+    f = px.compile(lambda x, ns: x * ns[0] + ns[1])
+    for ns in ([1, 2], [3, 2], [4, 2], [0, 2]):
+        assert f(jnp.int32(5), ns) == 5 * ns[0] + ns[1]
+    assert f.stats.traces == 2
+
+
+# Guards -----------------------------------------------------------------------------
+
+
+def branching(x):
+    if x.shape[0] > 5:
+        return x * 2
+    return x + 100
+
+
+def test_a_branch_is_a_guard_and_old_traces_keep_serving():
+    f = px.compile(branching, dims={"x": "t"})
+    for t in (3, 8, 4, 9, 5, 6):
+        same(f(counting(t)), branching(jnp.asarray(counting(t))))
+    assert f.stats.traces == 2
+    assert {g.condition for g in f.guards} == {"t <= 5", "t > 5"}
+    text = f.explain()
+    assert "guard failed: t <= 5  # " in text and "if x.shape[0] > 5:" in text
+
+
+def test_a_declared_size_that_becomes_a_constant_is_an_error():
+    def f(x):
+        return x + jnp.arange(12.0)
+
+    compiled = px.compile(f, dims={"x": "t"})
+    with pytest.raises(px.ConstraintViolationError) as caught:
+        compiled(counting(12))
+    text = str(caught.value)
+    assert "'t' (x.shape[0] = 12) was declared dynamic" in text
+    assert 'Suggested fix: declare "t = 12"' in text and "return x + jnp.arange" in text
+
+
+def test_an_undeclared_size_that_becomes_a_constant_specialises():
+    f = px.compile(lambda x: x * len(x), dynamic=True)
+    for t in (3, 4, 3):
+        same(f(counting(t)), t * counting(t))
+    assert f.stats.traces == 2
+    assert {g.condition for g in f.guards} == {"s0 == 3", "s0 == 4"}
+
+
+def test_conditions_on_sizes_are_checked_and_used():
+    def f(x):
+        assert px.statically_known_true(x.shape[0] % 8 == 0)
+        return x.reshape(-1, 8).sum(axis=1)
+
+    g = px.compile(f, dims={"x": "b"}, where=("b % 8 == 0", "b <= 64"))
+    for b in (8, 24, 64):
+        same(g(counting(b)), counting(b).reshape(-1, 8).sum(axis=1))
+    assert g.stats.traces == 1 and not g.guards
+    with pytest.raises(ValueError, match=r"where says mod\(b, 8\) == 0, but b = 12"):
+        g(counting(12))
+    with pytest.raises(ValueError, match="where says b <= 64, but b = 72"):
+        g(counting(72))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"where": "t <= 4"}, ValueError, "dims names no 't'"),
+        ({"where": "b != 4"}, ValueError, "cannot be read"),
+        ({"where": (3,)}, TypeError, "where holds 3"),
+        ({"padding": "always"}, ValueError, "Pass one of auto, require, never"),
+        ({"recompile_limit": 0}, ValueError, "at least 1"),
+        ({"on_limit": "stop"}, ValueError, "on_limit is 'stop'"),
+    ],
+)
+def test_wrong_options_are_refused(options, error, text):
+    with pytest.raises(error, match=text):
+        px.compile(lambda x: x, dims={"x": "b"}, **options)
+
+
+def test_a_dim_refuses_other_sizes():
+    dim = px.Dim("t", min=4, max=16, multiple_of=4)
+    f = px.compile(lambda x: x.sum(), dims={"x": {1: dim}})
+    assert f(ones(3, 8)) == 24
+    for size in (2, 20, 6):
+        with pytest.raises(
+            ValueError, match=rf"t is {size}, but Dim\('t'\) says at le"
+        ):
+            f(ones(3, size))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"min": 0}, ValueError, "min is 0"),
+        ({"max": 3, "min": 4}, ValueError, "max is 3, less than min 4"),
+        ({"multiple_of": 0}, ValueError, "multiple_of is 0"),
+        ({"hint": 3, "multiple_of": 2}, ValueError, "hint is 3"),
+        ({"max": 2.5}, TypeError, "max is 2.5"),
+        ({"buckets": "linear"}, TypeError, "buckets is 'linear'"),
+        ({"buckets": []}, ValueError, "at least one length"),
+        ({"buckets": [8], "max": 9}, ValueError, "largest bucket is 8, but max is 9"),
+    ],
+)
+def test_a_dim_that_contradicts_itself_is_refused(options, error, text):
+    with pytest.raises(error, match=text):
+        px.Dim("t", **options)
+
+
+# Marks ------------------------------------------------------------------------------
+
+
+def test_a_mark_makes_a_size_dynamic_at_the_first_call():
+    f = px.compile(lambda x: x * 2)
+    same(f(px.dynamic(counting(3), 0)), counting(3) * 2)
+    same(f(px.dynamic(counting(5), 0)), counting(5) * 2)
+    assert f.stats.traces == 1
+    with pytest.raises(px.ConstraintViolationError, match=r"x\.shape\[0\] = 3"):
+        px.compile(lambda x: x * len(x))(px.dynamic(counting(3), 0))
+
+
+def test_a_weak_mark_gives_way():
+    f = px.compile(lambda x: x * len(x))
+    same(f(px.maybe_dynamic(counting(3), 0)), counting(3) * 3)
+    assert [g.condition for g in f.guards] == ["s0 == 3"]
+
+
+def test_a_static_mark_keeps_each_size_a_constant():
+    f = px.compile(lambda x: x * 2, dynamic=True)
+    for t in (3, 4, 5):
+        same(f(px.static(counting(t))), counting(t) * 2)
+    assert f.stats.traces == 3
+
+
+@pytest.mark.parametrize("mark", [px.dynamic, px.maybe_dynamic, px.static])
+def test_marks_refuse_what_has_no_such_axis(mark):
+    with pytest.raises(ValueError, match="axis 2 of an array of rank 1"):
+        mark(counting(3), 2)
+    with pytest.raises(TypeError, match="Mark arrays"):
+        mark(3, 0)
+    with pytest.raises(TypeError, match="marked already"):
+        mark(mark(counting(3)), 0)
+
+
+# Buckets ----------------------------------------------------------------------------
+
+
+def lengths(f):
+    return sorted(int(group.partition("=")[2]) for group in f.stats.groups)
+
+
+def test_geometric_buckets_are_at_most_fourteen():
+    dim = px.Dim("t", min=16, max=1024)
+    f = px.compile(lambda x: x.sum(), dims={"x": dim})
+    rng = np.random.default_rng(0)
+    for t in rng.integers(16, 1025, 60):
+        assert float(f(np.ones(t, np.float32))) == t
+    assert f.stats.traces == 1 and f.stats.compilations <= 14
+    assert max(lengths(f)) <= 1024
+
+
+@pytest.mark.parametrize(
+    ("buckets", "wanted"),
+    [([8, 32], [8, 32]), (lambda n: -(-n // 16) * 16, [16, 32]), (None, [3, 8, 9, 31])],
+)
+def test_buckets_are_what_the_user_says(buckets, wanted):
+    f = px.compile(lambda x: x.sum(), dims={"x": px.Dim("t", buckets=buckets)})
+    for t in (3, 8, 9, 31, 3):
+        assert f(ones(t)) == t
+    assert lengths(f) == wanted
+
+
+def test_a_size_beyond_the_largest_bucket_is_named():
+    f = px.compile(lambda x: x.sum(), dims={"x": px.Dim("t", buckets=[4])})
+    with pytest.raises(ValueError, match="5 is larger than the largest bucket 4"):
+        f(ones(5))
+
+
+def test_without_a_largest_size_buckets_grow_by_a_quarter():
+    f = px.compile(lambda x: x.sum(), dims={"x": "t"})
+    for t in range(1, 200):
+        f(np.ones(t, np.float32))
+    grown = lengths(f)
+    pairs = itertools.pairwise(grown)
+    assert all(b <= max(a + 1, np.ceil(a * 1.25)) for a, b in pairs)
+    assert f.stats.compilations == len(grown) < 24
+
+
+def test_a_histogram_places_buckets():
+    dim = px.Dim("t", max=100, histogram={10: 90, 50: 5, 100: 1})
+    f = px.compile(lambda x: x.sum(), dims={"x": dim})
+    for t in (3, 10, 11, 99):
+        f(ones(t))
+    assert lengths(f) == [10, 50, 100]
+
+
+# Specialisations --------------------------------------------------------------------
+
+
+def test_specialisations_share_the_trace_and_compile_on_their_first_match():
+    dim = px.Dim("t", max=64, specialize_on=[lambda t: t == 1, lambda t: t % 32 == 0])
+    f = px.compile(lambda x: x * 2 + x.shape[0], dims={"x": dim})
+    for t in (1, 32, 33, 1, 64, 40):
+        same(f(counting(t)), counting(t) * np.float32(2) + np.float32(t))
+    assert f.stats.traces == 1
+    assert {"t=1", "t=32", "t=64"} <= set(f.stats.groups)
+    assert f.stats.groups["t=1"].calls == 2
+
+
+def test_a_specialisation_inside_another_bucket_does_not_serve_its_neighbours():
+    dim = px.Dim("t", buckets=[8], specialize_on=[lambda t: t == 4])
+    f = px.compile(lambda x: x.sum(), dims={"x": dim})
+    for t in (4, 3, 5, 4, 8):
+        assert f(ones(t)) == t
+    assert set(f.stats.groups) == {"t=4", "t<=8"}
+
+
+# Refusals and limits ----------------------------------------------------------------
+
+
+def spectrum(x):
+    return jnp.linalg.eigvalsh(x @ x.T)
+
+
+def test_what_cannot_be_padded_runs_at_exact_sizes_and_says_why():
+    f = px.compile(spectrum, dims={"x": "t, _"})
+    for t in (3, 4, 3):
+        same(f(np.sin(counting(t, 3))), spectrum(jnp.sin(counting(t, 3))))
+    assert f.stats.traces == 1 and f.stats.compilations == 2
+    assert "not padded: eigh: " in f.explain()
+    assert "in spectrum: return jnp.linalg.eigvalsh(x @ x.T)" in f.explain()
+
+
+def scanned(x):
+    return jax.lax.associative_scan(jnp.add, x)
+
+
+def test_what_jax_cannot_trace_for_all_sizes_is_traced_size_by_size():
+    f = px.compile(scanned, dims={"x": "t"})
+    for t in (3, 4, 3):
+        same(f(counting(t)), scanned(counting(t)))
+    assert f.stats.compilations == 2
+    assert "not padded: traced size by size: NotImplementedError: " in f.explain()
+    assert "in scanned: return jax.lax.associative_scan(jnp.add, x)" in f.explain()
+    with pytest.raises(px.PaddingRefused, match="in scanned"):
+        px.compile(scanned, dims={"x": "t"}, padding="require")(counting(3))
+
+
+def test_a_mistake_of_the_user_is_told_as_jit_tells_it():
+    f = px.compile(lambda x, y: x + y, dims={"x": "a", "y": "b"})
+    with pytest.raises(TypeError, match=r"incompatible shapes.*\(3,\), \(4,\)"):
+        f(counting(3), counting(4))
+
+
+def test_required_padding_makes_a_refusal_an_error():
+    f = px.compile(spectrum, dims={"x": "t, _"}, padding="require")
+    with pytest.raises(px.PaddingRefused, match="in spectrum"):
+        f(np.sin(counting(3, 3)))
+
+
+def test_too_many_traces_warn_once_and_go_on():
+    f = px.compile(lambda x: x * len(x), recompile_limit=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for t in (3, 4, 5, 6, 7):
+            same(f(counting(t)), counting(t) * t)
+    (warning,) = [w for w in caught if "recompile_limit=2" in str(w.message)]
+    assert "guard failed: s0 == 4" in str(warning.message)
+
+
+def test_too_many_traces_raise_where_that_is_asked():
+    f = px.compile(lambda x: x * len(x), recompile_limit=2, on_limit="raise")
+    f(counting(3))
+    f(counting(4))
+    with pytest.raises(px.RecompileLimitError, match="3 traces, more than recompile_l"):
+        f(counting(5))
+
+
+# With the rest of JAX ---------------------------------------------------------------
+
+
+def test_inside_transformations_the_function_itself_is_traced():
+    f = px.compile(lambda x: (x**2).sum(), dims={"x": "t"})
+    f(counting(3))
+    same(jax.grad(f)(counting(4)), 2 * counting(4))
+    same(jax.vmap(f)(counting(2, 3)), (counting(2, 3) ** 2).sum(axis=1))
+    same(jax.jit(f)(counting(5)), np.float32(30))
+
+
+def test_a_train_step_in_buckets_is_the_unpadded_one():
+    def loss(w, x, y):
+        return jnp.mean((jnp.tanh(x @ w["a"]) @ w["b"] - y) ** 2)
+
+    def step(w, x, y):
+        value, gradient = jax.value_and_grad(loss)(w, x, y)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, gradient), value
+
+    f = px.compile(step, dims={"x": "b, _", "y": "b, _"}, padding="require")
+    w = {"a": np.sin(counting(3, 5)), "b": np.cos(counting(5, 2))}
+    for b in (7, 3, 8, 5):
+        x, y = np.sin(counting(b, 3)), np.cos(counting(b, 2))
+        same(f(w, x, y), jax.jit(step)(w, x, y))
+    assert f.stats.traces == 1
+
+
+def test_donated_arrays_are_given_away_also_where_they_are_padded():
+    f = px.compile(lambda x, y: x + y, dims={"x": "t", "y": "t"}, donate_argnums=0)
+    x = ones(6)
+    same(f(x, ones(6)), 2 * ones(6))
+    assert x.is_deleted()
+
+
+def test_arrays_of_either_kind_dtype_and_placement_pass_through_buckets():
+    f = px.compile(lambda x: x[::-1], dims={"x": "t"})
+    device = jax.devices()[1]
+    for dtype in (np.float32, np.int8, jnp.bfloat16, bool):
+        x = (np.arange(6) % 3).astype(dtype)
+        for array in (x, jnp.asarray(x), jax.device_put(x, device)):
+            found = f(array)
+            same(found, jnp.asarray(x[::-1]))
+            committed = isinstance(array, jax.Array) and array.committed
+            assert found.devices() == ({device} if committed else {jax.devices()[0]})
+
+
+def test_threads_share_traces():
+    f = px.compile(lambda x: x * 2, dims={"x": "t"})
+    failures = []
+
+    def work(seed):
+        for t in np.random.default_rng(seed).integers(1, 30, 20):
+            if not np.array_equal(f(counting(t)), counting(t) * 2):
+                failures.append(t)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures and f.stats.traces == 1
+    assert f.stats.calls == 80
