@@ -119,6 +119,14 @@ class Assumptions:
         self._sizes: dict[Any, Any] = {}
         self._known: dict[tuple[str, Any], bool] = {}
 
+    def close(self) -> None:
+        """Ends the trace: no later question is decided by the sizes of one call."""
+        self.unify = False
+        self.symbols = {
+            name: dataclasses.replace(symbol, hint=None)
+            for name, symbol in self.symbols.items()
+        }
+
     # --- making sizes -----------------------------------------------------------------
 
     def parse(self, text: str) -> tuple[Any, ...]:

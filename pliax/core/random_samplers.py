@@ -17,11 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.export import is_symbolic_dim
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int, Key, Shaped, UInt32
 
-from ._jax import trace_state_clean
+from ._jax import is_symbolic_dim, trace_state_clean
 from .random_stream import stream_at
 
 

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.export import is_symbolic_dim
 from jaxtyping import Array, Integer, UInt32, UInt64
+
+from ._jax import is_symbolic_dim
 
 
 type Words = tuple[UInt32[Array, "..."], UInt32[Array, "..."]]

@@ -15,11 +15,10 @@ parameters the returned update is rounded to bfloat16 before it is applied.
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Int32
 
@@ -33,6 +32,10 @@ from .newton_schulz import (
 )
 
 
+if TYPE_CHECKING:  # importing optax takes as long as the rest of pliax
+    import optax
+
+
 # Rows A and columns B of torch's (out, in) matrix -> the factor of its update.
 _RATIOS: dict[str, Callable[[int, int], float]] = {
     "original": lambda A, B: math.sqrt(max(1.0, A / B)),  # Jordan et al. 2024
@@ -44,7 +47,7 @@ _RATIOS: dict[str, Callable[[int, int], float]] = {
 class MuonState(NamedTuple):
     """The momentum of every matrix, in the dtype of its parameter."""
 
-    momentum: optax.Params
+    momentum: Any
 
 
 class StepState(NamedTuple):
@@ -64,7 +67,7 @@ def muon(
     adjust_lr_fn: str | None = None,
     *,
     layout: str = "in_out",
-) -> optax.GradientTransformation:
+) -> "optax.GradientTransformation":
     r"""Muon with decoupled weight decay, as `torch.optim.Muon`.
 
     .. math::
@@ -116,6 +119,8 @@ def muon(
         2024. Liu et al., "Muon is scalable for LLM training", 2025,
         arXiv:2502.16982, eq. 4. `torch.optim.Muon`.
     """
+    import optax
+
     _check_learning_rate(learning_rate)
     _check_at_least_zero("momentum", momentum)  # torch's order of complaints
     _check_at_least_zero("weight decay", weight_decay)
@@ -142,7 +147,7 @@ def scale_by_muon(
     adjust_lr_fn: str | None = None,
     *,
     layout: str = "in_out",
-) -> optax.GradientTransformation:
+) -> "optax.GradientTransformation":
     r"""Replace gradients by :math:`r(A, B)\, O`: Muon without learning rate or decay.
 
     Args and formulas are those of `muon`. The result is not negated, as everywhere
@@ -161,12 +166,14 @@ def scale_by_muon(
         >>> updates.tolist()
         [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
     """
+    import optax
+
     _check_at_least_zero("momentum", momentum)
     _check_at_least_zero("epsilon", eps)
     coefficients, steps = check_coefficients(ns_coefficients), check_steps(ns_steps)
     ratio = _shape_ratio(adjust_lr_fn, layout)
 
-    def init(params: optax.Params) -> MuonState:
+    def init(params: Any) -> MuonState:
         _check_matrices(params, "")
         return MuonState(jax.tree.map(jnp.zeros_like, params))
 
@@ -188,12 +195,14 @@ def scale_by_muon(
 
 def _descend(
     learning_rate: Any, weight_decay: ArrayLike
-) -> optax.GradientTransformation:
+) -> "optax.GradientTransformation":
     """``U -> -lr (U + decay W)``, in float32 or wider, rounded once.
 
     optax's own pieces promote a bfloat16 update to float32 where the learning rate
     or the decay is a float32 array, as it is under `optax.inject_hyperparams`.
     """
+    import optax
+
     decays = isinstance(weight_decay, jax.Array) or weight_decay != 0
 
     def update(updates, state, params=None):
@@ -215,7 +224,7 @@ def _descend(
         stepped = jax.tree.map(step, updates, params if decays else updates)
         return stepped, StepState(jnp.asarray(optax.safe_increment(state.count)))
 
-    def init(params: optax.Params) -> StepState:
+    def init(params: Any) -> StepState:
         del params
         return StepState(jnp.zeros((), jnp.int32))
 
@@ -275,7 +284,7 @@ def _check_at_least_zero(name: str, value: Any) -> None:
         raise ValueError(f"{name} should be >= 0 but is: {value}")
 
 
-def _check_matrices(tree: optax.Params, prefix: str) -> None:
+def _check_matrices(tree: Any, prefix: str) -> None:
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         shape, where = jnp.shape(leaf), jax.tree_util.keystr(path) or "the root"
         dtype = jnp.result_type(leaf)

@@ -457,7 +457,7 @@ def compile(
         >>> import pliax as px
         >>> @px.compile(dims={"x": "b, _"})
         ... def center(x):
-        ...     return x - x.mean(axis=0)
+        ...     return x - x.mean(axis=0, keepdims=True)
         >>> for batch in (8, 7, 6, 5):
         ...     y = center(jnp.ones((batch, 4)))
         >>> y.shape

@@ -170,6 +170,7 @@ def _trace(
         return results
 
     closed = jax.make_jaxpr(flat)(*(leaves[i] for i in inputs))
+    assumptions.close()
     return SymbolicTrace(
         jaxpr=dce_jaxpr(closed.jaxpr),
         consts=tuple(closed.consts),

@@ -1,10 +1,10 @@
 """Operations that JAX lowers late: what they are made of, in place."""
 
+from collections.abc import Sequence
 from typing import Any
 
-import jax
-
-from .interpreter import HIGHER_ORDER, run
+from .formulas import by_formula
+from .interpreter import HIGHER_ORDER
 from .layouts import Bucket, Padded
 from .rules import rule
 
@@ -13,10 +13,9 @@ HIGHER_ORDER |= {"call_hi_primitive"}
 
 
 @rule("call_hi_primitive")
-def in_lower_operations(bucket: Bucket, eqn: Any, *operands: Padded) -> list[Padded]:
+def in_lower_operations(
+    bucket: Bucket, eqn: Any, *operands: Padded
+) -> Sequence[Padded]:
     """Its definition in lower operations, traced for the sizes of its operands."""
     lower = eqn.primitive.to_lojax
-    closed = jax.make_jaxpr(lambda *xs: lower(*xs, **eqn.params))(
-        *(x.aval for x in eqn.invars)
-    )
-    return run(bucket, closed.jaxpr, closed.consts, operands)
+    return by_formula(bucket, eqn, lambda *xs: lower(*xs, **eqn.params), *operands)
