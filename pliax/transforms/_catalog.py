@@ -207,22 +207,37 @@ class Catalog:
         refusal = 'padding="never"' if self.options.padding == "never" else None
         return Entry(reading, found, function, tree, refusal, tally=tally)
 
+    def give_up(self, family: Family, entry: Entry) -> Entry:
+        """An entry for one call's sizes in place of one that no rule can run."""
+        family.entries.remove(entry)
+        family.refusal = f"traced size by size: {entry.refusal}"
+        constant = family.constant(family.calls[-1])
+        given_up = Entry(constant, None, entry.function, entry.tree, family.refusal)
+        given_up.reason, given_up.tally = entry.reason, entry.tally
+        family.entries.append(given_up)
+        return given_up
+
     def _constraints(self) -> tuple[str, ...]:
         of_dims = (c for d in self.sizes.dims.values() for c in d.constraints)
         return (*self.options.constraints, *of_dims)
 
     def ranges(
-        self, entry: Entry, values: dict[str, int]
+        self, entry: Entry, values: dict[str, int], leaves: list[Any]
     ) -> dict[str, tuple[int, int]]:
-        """The sizes that share an executable with a call's."""
+        """The sizes that share an executable with a call's.
+
+        Sizes along which an argument is spread over devices are exact: a bucket would
+        be spread otherwise than what it holds.
+        """
         symbols = {s.name: s for s in entry.reading.symbols}
+        spread = _spread(entry.reading, leaves)
         ranges = {}
         for name, value in values.items():
             symbol = symbols[name]
             trace = entry.trace
             if trace is None or name in trace.equal or name not in trace.shaped_by:
                 ranges[name] = symbol.low, symbol.high or LARGEST
-            elif entry.refusal is not None:
+            elif entry.refusal is not None or name in spread:
                 ranges[name] = value, value
             else:
                 ranges[name] = self._interval(name, value, symbol)
@@ -237,6 +252,19 @@ class Catalog:
             if bool(condition(value)):
                 return special_part(condition, value, low, high)
         return low, high
+
+
+def _spread(reading: Reading, leaves: list[Any]) -> frozenset[str]:
+    """The named sizes of axes that are divided among devices."""
+    found: set[str] = set()
+    for position, wanted in zip(reading.positions, reading.wanted, strict=True):
+        x = leaves[position.leaf]
+        if isinstance(wanted, str) and isinstance(x, jax.Array):
+            assert position.axis is not None
+            part = x.sharding.shard_shape(x.shape)
+            if part[position.axis] != x.shape[position.axis]:
+                found |= names_in(wanted)
+    return frozenset(found)
 
 
 def _raise_as_jax(function: Callable[..., Any], args: tuple, kwargs: dict) -> None:

@@ -190,9 +190,15 @@ def _inputs(
 
 def pad_array(x: Any, shape: tuple[int, ...]) -> Any:
     """An array at the start of a longer one, without a compilation for its size."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # keys know no zero to pad with
+        index = [
+            np.minimum(np.arange(n), m - 1) for n, m in zip(shape, x.shape, strict=True)
+        ]
+        return x[np.ix_(*index)]
     if isinstance(x, jax.Array) and not _is_on_host(x):
         widths = [(0, n - m, 0) for n, m in zip(shape, x.shape, strict=True)]
-        return jax.lax.pad(x, jnp.zeros((), x.dtype), widths)
+        longer = jax.lax.pad(x, jnp.zeros((), x.dtype), widths)
+        return jax.device_put(longer, x.sharding) if x.committed else longer
     longer = np.zeros(shape, x.dtype)
     longer[tuple(slice(n) for n in np.shape(x))] = x
     is_placed = isinstance(x, jax.Array) and x.committed

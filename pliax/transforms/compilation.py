@@ -40,7 +40,7 @@ from ._catalog import Catalog, RecompileLimitError as RecompileLimitError
 from ._dispatch import Form, accessor, reader
 from ._donation import give_away, note_deleted
 from ._execution import Bound, Entry, Plan
-from ._families import sizes_of_leaves
+from ._families import Family, sizes_of_leaves
 from ._kinds import kind, unmarked
 from ._ledger import Ledger, Stats
 from ._options import Options, check_options, read_where
@@ -236,14 +236,13 @@ class CompiledFunction:
         entry, values = self._catalog.entry(
             family, sizes, args, kwargs, (facts, self._all_facts())
         )
-        return self._planned(entry, values, args, kwargs, facts)
-
-    # --- entries ----------------------------------------------------------------------
+        return self._planned(family, entry, values, args, kwargs, facts)
 
     # --- plans ------------------------------------------------------------------------
 
     def _planned(
         self,
+        family: Family,
         entry: Entry,
         values: dict[str, int],
         args: tuple,
@@ -256,7 +255,12 @@ class CompiledFunction:
             if self._options.padding == "require":
                 raise
             entry.refusal = str(refusal)
-        return self._in_bucket(entry, values, args, kwargs, facts)
+        try:
+            return self._in_bucket(entry, values, args, kwargs, facts)
+        except PaddingRefused as refusal:  # not even at its exact sizes
+            entry.refusal = str(refusal)
+        entry = self._catalog.give_up(family, entry)
+        return self._in_bucket(entry, {}, args, kwargs, facts)
 
     def _in_bucket(
         self,
@@ -266,7 +270,8 @@ class CompiledFunction:
         kwargs: dict,
         facts: Any,
     ) -> Bound:
-        ranges = self._catalog.ranges(entry, values)
+        leaves = jax.tree.leaves((args, kwargs))
+        ranges = self._catalog.ranges(entry, values, leaves)
         for plan in self._plans:
             if plan.entry is entry and plan.facts and plan.ranges == ranges:
                 return self._bound(plan, values, args, kwargs)

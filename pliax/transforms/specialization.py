@@ -32,6 +32,8 @@ class Buckets:
     def interval(self, size: int) -> tuple[int, int]:
         """The sizes that share a bucket with this one, as far as that is known."""
         length = self.choose(size)
+        if self is EXACT:
+            return size, size
         if not self.lengths:
             return 1, length
         place = bisect.bisect_left(self.lengths, length)

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from jax.sharding import AxisType, NamedSharding
 
 import pliax as px
+from pliax.transforms.padding import interpreter, rules
 
 
 def ones(*shape):
@@ -299,6 +301,7 @@ def test_buckets_are_what_the_user_says(buckets, wanted):
     for t in (3, 8, 9, 31, 3):
         assert f(ones(t)) == t
     assert lengths(f) == wanted
+    assert any("<=" in group for group in f.stats.groups) == (buckets is not None)
 
 
 def test_a_size_beyond_the_largest_bucket_is_named():
@@ -451,6 +454,38 @@ def test_arrays_of_either_kind_dtype_and_placement_pass_through_buckets():
             same(found, jnp.asarray(x[::-1]))
             committed = isinstance(array, jax.Array) and array.committed
             assert found.devices() == ({device} if committed else {jax.devices()[0]})
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_sizes_that_are_spread_over_devices_stay_exact(kind):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(kind,))
+    f = px.compile(lambda x: jnp.tanh(x).sum(axis=1), dims={"x": "b, t"})
+    with jax.set_mesh(mesh):
+        for b, t in ((8, 3), (8, 6), (8, 7), (12, 7)):
+            x = jax.device_put(counting(b, t), NamedSharding(mesh, jax.P("x")))
+            same(f(x), jnp.tanh(counting(b, t)).sum(axis=1))
+            assert f(x).sharding.spec == jax.P("x")
+    assert f.stats.traces == 1
+    assert set(f.stats.groups) == {"b=8, t<=3", "b=8, t<=7", "b=12, t<=7"}
+
+
+def test_keys_go_into_buckets():
+    f = px.compile(jax.vmap(jax.random.bits), dims={"key": "b"}, padding="require")
+    for b in (3, 6, 8):
+        keys = jax.random.split(jax.random.key(0), b)
+        same(f(keys), jax.vmap(jax.random.bits)(keys))
+
+
+def test_what_no_rule_can_run_is_left_to_jax(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("a mistake of ours")
+
+    interpreter.load_rules()
+    monkeypatch.setitem(rules.RULES, "jit", broken)
+    f = px.compile(jax.jit(jnp.cumsum), dims={"args[0]": "t"})
+    for t in (3, 4):
+        same(f(counting(t)), jnp.cumsum(counting(t)))
+    assert "traced size by size: jit: its rule failed with RuntimeError" in f.explain()
 
 
 def test_threads_share_traces():

@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import AxisType
 
 from pliax.core.dims import Size, bounds, evaluate, substitute, variables
 
@@ -188,7 +190,7 @@ class Bucket:
             return x
         mask = self.valid(x.axes)
         constant = lax.full_like(x.data, fill)
-        return Padded(lax.select(mask, x.data, constant), x.axes, fill)
+        return Padded(choose(mask, x.data, constant), x.axes, fill)
 
     # --- packing ----------------------------------------------------------------------
 
@@ -270,6 +272,14 @@ class Bucket:
         ):
             return finest
         return (self.size(product(finest)),)
+
+
+def choose(mask: Any, x: Any, other: Any) -> Any:
+    """X where a mask says so, placed as x is: masks know no devices."""
+    sharding = jax.typeof(x).sharding
+    if AxisType.Explicit in sharding.mesh.axis_types:
+        mask = jax.sharding.reshard(mask, sharding.spec)
+    return lax.select(mask, x, other)
 
 
 def product(factors: Factors) -> Any:

@@ -16,7 +16,7 @@ from jax import lax
 from pliax.core.dims import Size
 
 from .contractions import zero
-from .layouts import Bucket, Factors, Padded, product, same_factors
+from .layouts import Bucket, Factors, Padded, choose, product, same_factors
 from .reductions import same_size
 from .rules import bind, refuse, rule, sizes_of, static
 
@@ -175,13 +175,11 @@ def _harmless(bucket: Bucket, eqn: Any, position: int, x: Padded) -> Any:
     rank = _RANKS[eqn.primitive.name][position]
     last = lax.broadcasted_iota(jnp.int32, x.data.shape, x.data.ndim - 1)
     if jnp.issubdtype(x.dtype, jnp.integer):
-        return lax.select(mask, x.data, lax.convert_element_type(last, x.dtype))
+        return choose(mask, x.data, lax.convert_element_type(last, x.dtype))
     if rank == 1 or (eqn.primitive.name == "triangular_solve" and position):
         return bucket.filled(x, zero(x)).data
     row = lax.broadcasted_iota(jnp.int32, x.data.shape, x.data.ndim - 2)
-    return lax.select(
-        mask, x.data, lax.convert_element_type(lax.eq(row, last), x.dtype)
-    )
+    return choose(mask, x.data, lax.convert_element_type(lax.eq(row, last), x.dtype))
 
 
 def _result(

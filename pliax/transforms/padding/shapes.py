@@ -9,7 +9,7 @@ from jax import lax
 
 from pliax.core.dims import Size
 
-from .layouts import Bucket, Factors, Padded, product, same
+from .layouts import Bucket, Factors, Padded, choose, product, same
 from .rules import bind, refuse, rule, sizes_of
 
 
@@ -299,7 +299,7 @@ def _padded_axis(
         return Padded(lax.broadcast(value, shape), axes)
     taken = jnp.take(x.data, index, axis=place, mode="clip")
     mask = lax.broadcast_in_dim(is_taken, shape, (place,))
-    return Padded(lax.select(mask, taken, lax.full_like(taken, value)), axes)
+    return Padded(choose(mask, taken, lax.full_like(taken, value)), axes)
 
 
 @rule("concatenate")

@@ -9,7 +9,7 @@ from jax import lax
 
 from pliax.core.dims import Size
 
-from .layouts import Bucket, Padded
+from .layouts import Bucket, Padded, choose
 from .reductions import highest, same_size
 from .rules import bind, refuse, rule
 
@@ -59,7 +59,7 @@ def top_k(bucket: Bucket, eqn: Any, x: Padded) -> list[Padded]:
     data, count, stable = x.data, bucket.length(k), eqn.params["is_stable"]
     if not same_size(bucket, x.axes[axis]):
         mask, stable = bucket.valid(x.axes), True
-        data = lax.select(mask, data, _lowest(data))
+        data = choose(mask, data, _lowest(data))
     if count > data.shape[place]:  # the bounds of k may be wider than those of t
         missing = count - data.shape[place]
         config = [(0, missing if i == place else 0, 0) for i in range(data.ndim)]

@@ -16,7 +16,7 @@ from jax import lax
 from pliax.core.dims import Size
 
 from .interpreter import run
-from .layouts import Bucket, Padded
+from .layouts import Bucket, Padded, choose
 from .reductions import IDENTITIES
 from .rules import bind, rule, sizes_of
 from .sliding import (
@@ -82,7 +82,7 @@ def _gathered(
     data = jnp.take(x.data, index, axis=place, mode="clip")
     mask = lax.broadcast_in_dim(taken, data.shape, (place, place + 1))
     identity = lax.full_like(data, IDENTITIES[kind](x.dtype))
-    data = _REDUCE[kind](lax.select(mask, data, identity), place + 1)
+    data = _REDUCE[kind](choose(mask, data, identity), place + 1)
     axes = (*x.axes[:axis], (window.count,), *x.axes[axis + 1 :])
     return Padded(data, axes)
 
