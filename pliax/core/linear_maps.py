@@ -22,6 +22,7 @@ def linear_map(
     transpose: Callable[[Any, Any], Any],
     residuals: Any,
     x: Any,
+    like: Any = None,
 ) -> Any:
     """`function(residuals, x)`, which is linear in `x`.
 
@@ -30,10 +31,12 @@ def linear_map(
         transpose: `(residuals, cotangent of y) -> cotangent of x`.
         residuals: A pytree of arrays.
         x: A pytree of floating arrays.
+        like: Arrays of the types of the result, which is found by a trace without them.
     """
     leaves, structure = jax.tree.flatten((residuals, x))
     count = len(jax.tree.leaves(residuals))
-    results = jax.eval_shape(function, residuals, x)
+    results = jax.eval_shape(function, residuals, x) if like is None else like
+    avals = None if like is None else tuple(map(jax.typeof, jax.tree.leaves(like)))
 
     def flat_function(*values: Any) -> list[Any]:
         return jax.tree.leaves(function(*jax.tree.unflatten(structure, values)))
@@ -45,7 +48,11 @@ def linear_map(
         return jax.tree.leaves(transpose(known, y))
 
     y = _linear_map_p.bind(
-        *leaves, function=flat_function, transpose=flat_transpose, residuals=count
+        *leaves,
+        function=flat_function,
+        transpose=flat_transpose,
+        residuals=count,
+        avals=avals,
     )
     return jax.tree.unflatten(jax.tree.structure(results), y)
 
@@ -54,14 +61,14 @@ def _evaluate(*values: Any, function: Any, **_: Any) -> Any:
     return function(*values)
 
 
-def _shapes(*avals: Any, function: Any, **_: Any) -> Any:
-    return jax.make_jaxpr(function)(*avals).out_avals
+def _shapes(*operands: Any, function: Any, avals: Any, **_: Any) -> Any:
+    return jax.make_jaxpr(function)(*operands).out_avals if avals is None else avals
 
 
 def _jvp(
-    primals: Any, tangents: Any, *, function: Any, transpose: Any, residuals: int
+    primals: Any, tangents: Any, *, function: Any, residuals: int, **rest: Any
 ) -> Any:
-    parameters = {"transpose": transpose, "residuals": residuals, "function": function}
+    parameters = {"residuals": residuals, "function": function, **rest}
     dense = tuple(ad.instantiate_zeros(t) for t in tangents)
     known, x = primals[:residuals], primals[residuals:]
     y_dot = _linear_map_p.bind(*known, *dense[residuals:], **parameters)
@@ -84,7 +91,7 @@ def _transposed(
 
 
 def _batched(
-    values: Any, axes: Any, *, function: Any, transpose: Any, residuals: int
+    values: Any, axes: Any, *, function: Any, transpose: Any, residuals: int, **_: Any
 ) -> Any:
     """Residuals that are not mapped stay as they are."""
     size = next(x.shape[a] for x, a in zip(values, axes, strict=True) if a is not None)
@@ -102,6 +109,7 @@ def _batched(
         function=jax.vmap(function, (*of_known, *[0] * len(x))),
         transpose=jax.vmap(transpose, (of_known, 0)),
         residuals=residuals,
+        avals=None,
     )
     return y, [0] * len(y)
 

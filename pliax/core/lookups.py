@@ -68,6 +68,11 @@ def put_off(eqn: Any, values: Sequence[Any]) -> Lookup | None:
     return None
 
 
+def _is_whole(size: Any, n: Any) -> bool:
+    """Whether a slice is the whole axis; nothing is asked of a symbolic length."""
+    return size is n or (isinstance(n, int) and size == n)
+
+
 def _choose(eqn: Any, array: Any, *indices: Any) -> Lookup | None:
     """Axes of length 1 keep what they have; the others take all or one element."""
     if not isinstance(array, Lookup):
@@ -75,7 +80,7 @@ def _choose(eqn: Any, array: Any, *indices: Any) -> Lookup | None:
     starts = list(array.starts)
     lengths, sizes = eqn.invars[0].aval.shape, eqn.params["slice_sizes"]
     for axis, index, size, n in zip(array.axes, indices, sizes, lengths, strict=True):
-        if size != n:
+        if not _is_whole(size, n):
             starts[axis] = read(index)
             if size != 1:
                 return None

@@ -12,7 +12,7 @@ from pliax.core.manual_axes import varying_axes
 from pliax.core.typing import Leaf
 from pliax.kernels._backends import Backend, check_options, choose
 
-from . import decoding, derivatives, reference, xla
+from . import bucketed, decoding, derivatives, reference, xla
 from .arguments import (
     as_arrays,
     check_arrays,
@@ -62,20 +62,27 @@ def _anything(arguments: Any) -> None:
 
 def _attend_xla(query: Array, key: Array, value: Array, **rest: Any) -> Any:
     """`xla` with the derivatives of a kernel; `rest` as for `reference.attend`."""
-    score_mod, block_mask, scale = (
-        rest.pop(name) for name in ("score_mod", "block_mask", "scale")
-    )
-    layout = xla.layout(query, key, block_mask, scale=scale, **rest)
+    score_mod, block_mask = rest.pop("score_mod"), rest.pop("block_mask")
+    layout = partial(xla.layout, **rest)
+
+    def forward(arrays: Any, score_mod: Any, block_mask: Any) -> Any:
+        blocks = layout(*arrays[:2], block_mask)
+        run = xla.forward if blocks.splits == 1 else decoding.forward
+        return run(blocks, arrays, score_mod, block_mask)
+
+    def backward(arrays: Any, score_mod: Any, block_mask: Any, *rest: Any) -> Any:
+        blocks = layout(*arrays[:2], block_mask)
+        return xla.backward(blocks, arrays, score_mod, block_mask, *rest)
 
     def definition(arrays: Any, score_mod: Any, block_mask: Any) -> Any:
-        return reference.attend(
-            *arrays, score_mod=score_mod, block_mask=block_mask, scale=scale
-        )
+        mods = {"score_mod": score_mod, "block_mask": block_mask}
+        return reference.attend(*arrays, **mods, scale=rest["scale"])
 
-    forward = xla.forward if layout.splits == 1 else decoding.forward
-    kernel = derivatives.Kernel(
-        partial(forward, layout), partial(xla.backward, layout), definition
-    )
+    def blocks(query: Array, key: Array) -> tuple[int, int]:
+        return layout(query, key, None).blocks
+
+    kernel = derivatives.Kernel(forward, backward, definition)
+    kernel = bucketed.in_buckets(kernel, blocks)
     return derivatives.attend(kernel, (query, key, value), score_mod, block_mask)
 
 

@@ -325,7 +325,7 @@ def check_arrays(query: Array, key: Array, value: Array, *, enable_gqa: bool) ->
     if key.shape[:3] != value.shape[:3]:
         remedy = "Give value the key's (B, S, K); only its last dimension is free."
         _refuse("key and value differ in batch, length or heads", found, remedy)
-    if key.shape[0] not in (1, query.shape[0]):
+    if not _is_shared_or(query.shape[0], key.shape[0]):
         remedy = "Repeat key and value along the batch, or pass one sequence of them."
         _refuse("key and value must have the query's batch size, or 1", found, remedy)
     _check_heads(query, key, found, enable_gqa=enable_gqa)
@@ -360,7 +360,7 @@ def check_block_mask(query: Array, key: Array, block_mask: Any) -> None:
         )
     batch, heads, *lengths = block_mask.shape
     wanted = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
-    fits = batch in (1, wanted[0]) and heads in (1, wanted[1])
+    fits = _is_shared_or(wanted[0], batch) and _is_shared_or(wanted[1], heads)
     if not fits or tuple(lengths) != wanted[2:]:
         raise ValueError(
             f"flex_attention: block_mask was made for (B, H, q_len, kv_len) = "
@@ -372,13 +372,19 @@ def check_block_mask(query: Array, key: Array, block_mask: Any) -> None:
         return
     found = (f"a batch of {wanted[0]}", f"{wanted[1]} heads")
     for position, name in enumerate("bh"):
-        shared = block_mask.shape[position] == 1 and wanted[position] != 1
-        if shared and block_mask.mask_mod.reads(position):
+        if not block_mask.mask_mod.reads(position):
+            continue
+        if block_mask.shape[position] != wanted[position]:  # so it is 1
             raise ValueError(
                 f"flex_attention: block_mask's mask_mod reads {name}, but the mask was "
                 f"made with {name.upper()}=None for {found[position]}.\n"
                 f"Pass {name.upper()}={wanted[position]} to create_block_mask."
             )
+
+
+def _is_shared_or(size: Any, n: Any) -> bool:
+    """Whether n is a size, or 1 for all of it; a 1 asks nothing of a symbolic size."""
+    return (isinstance(n, int) and n == 1) or n == size or n == 1
 
 
 def _other_mask(heads_fit: bool, wanted: tuple[int, ...]) -> str:

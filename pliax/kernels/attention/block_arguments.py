@@ -132,7 +132,7 @@ def check_lists(lists: BlockLists) -> None:
 
 def lengths_of_lists(
     lists: BlockLists, seq_lengths: Any, sizes: tuple[int, int]
-) -> tuple[tuple[int, int], int]:
+) -> tuple[tuple[Any, Any], Any]:
     """Query and key length, and the columns of blocks they make."""
     rows, width = lists.indices.shape[2:]
     if seq_lengths is None:
@@ -156,7 +156,7 @@ def lengths_of_lists(
     return lengths, counts[1]
 
 
-def check_contents(lists: BlockLists, columns: int) -> None:
+def check_contents(lists: BlockLists, columns: Any) -> None:
     """Of concrete lists: every block exists and is listed once."""
     if not known(lists):
         return

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from pliax.core.jaxprs import ClosedFunction
+from pliax.core.padded_calls import InBucket, has_size, padded_call
 from pliax.core.typing import Leaf
 
 from . import drawing
@@ -46,6 +47,7 @@ from .block_lists import (
     with_ragged_partial,
 )
 from .classification import classify
+from .limits import hiding, limited, limits_of
 from .masks import noop_mask
 from .tiles import broadcast
 
@@ -470,9 +472,41 @@ def create_block_mask(
         "create_block_mask", *or_one(B, H), q_len, kv_len
     )
     closed = close_mask_mod(mask_mod)
-    some, every = classify(closed, batch, heads, (queries, keys), sizes)
-    full = every if separate_full_blocks else jnp.zeros_like(every)
-    return _from_blocks(some & ~full, full, closed, (queries, keys), sizes)
+    shape = batch, heads, queries, keys
+    if has_size((closed, shape)):
+        lists = _lists_of_any_size(closed, shape, sizes, bool(separate_full_blocks))
+    else:
+        lists = _lists(closed, shape, sizes, bool(separate_full_blocks))
+    return BlockMask(
+        *lists, mask_mod=closed, seq_lengths=(queries, keys), block_size=sizes
+    )
+
+
+def _lists(
+    mask_mod: ClosedFunction, shape: Any, sizes: tuple[int, int], separate_full: bool
+) -> tuple[Array, ...]:
+    """The lists of a mask, by row and by column."""
+    batch, heads, *lengths = shape
+    some, every = classify(mask_mod, batch, heads, tuple(lengths), sizes)
+    full = every if separate_full else jnp.zeros_like(every)
+    return all_lists(some & ~full, full)
+
+
+def _lists_of_any_size(
+    mask_mod: ClosedFunction, shape: Any, sizes: tuple[int, int], separate_full: bool
+) -> tuple[Array, ...]:
+    """The same for symbolic sizes: what is beyond the valid ones is hidden."""
+
+    def lists(here: InBucket, mask_mod: ClosedFunction) -> tuple[Array, ...]:
+        limits = limits_of(here, shape)
+        mod = hiding(limited(here, mask_mod, limits), limits)
+        return _lists(mod, tuple(map(here.length, shape)), sizes, separate_full)
+
+    rows, columns = (-(-n // size) for n, size in zip(shape[2:], sizes, strict=True))
+    by_row, by_column = (*shape[:2], rows), (*shape[:2], columns)
+    shapes = [by_row, (*by_row, columns)] * 2 + [by_column, (*by_column, rows)] * 2
+    results = tuple(jax.ShapeDtypeStruct(x, jnp.int32) for x in shapes)
+    return padded_call("create_block_mask", lists, (mask_mod,), results)
 
 
 def create_mask(

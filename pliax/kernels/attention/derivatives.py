@@ -62,6 +62,7 @@ def _attend_jvp(kernel: Kernel, primals: Any, tangents: Any) -> Any:
         partial(_cotangents, kernel),
         (*primals, (out, *statistics)),
         (tangents[0], _floating_tangents(primals[1], tangents[1])),
+        like=results[:2],
     )
     return results, (*d_results, *map(jnp.zeros_like, statistics))
 
