@@ -12,7 +12,7 @@ What a step is made of, as a copy for your own loop:
     gen       px.Generator      explicit randomness: initialisation, order, dropout
     mask      px.create_block_mask(mask_mod, ...), px.flex_attention(..., block_mask=)
     optimizer optax.partition over px.optim.labels: px.optim.muon and optax.adamw
-    step      px.compile        one executable per rung of the ladder, and .explain()
+    step      px.compile        one trace, padded exactly into buckets, and .explain()
     devices   px.distributed    all local ones, data-parallel
 """
 
@@ -42,7 +42,7 @@ import pliax as px
 
 
 P = jax.sharding.PartitionSpec
-LADDER = (384, 448, 512)
+BUCKETS = (384, 448, 512)  # bytes: a batch runs in the first that holds its rows
 _QUICK_SHARE = 8  # a validation during training takes one held-out row in so many
 
 
@@ -142,22 +142,21 @@ def build(
     def evaluate(params: Any, batch: dict[str, Array]) -> Array:
         return loss_sum(graph, params, batch, None)
 
-    def logits(params: Any, inputs: Array, lengths: Array) -> Array:
-        mask = document_causal(jnp.zeros_like(inputs), lengths)
+    def logits(params: Any, inputs: Array) -> Array:
+        mask = document_causal(jnp.zeros_like(inputs))
         return nnx.merge(graph, params)(inputs, mask)
 
-    sizes_of = {"batch['inputs']": "b, t"}
+    length = {1: px.Dim("t", max=BUCKETS[-1], buckets=BUCKETS)}
+    window = {1: px.Dim("t", max=BUCKETS[0], buckets=BUCKETS[:1])}
     return Run(
         options=options,
         mesh=mesh,
         corpus=corpus,
         held_out=corpus.evaluation(options.held_out_bytes),
         graph=graph,
-        train_step=px.compile(
-            train_step, dims=sizes_of, dynamic=False, donate_argnums=0
-        ),
-        evaluate=px.compile(evaluate, dynamic=False),
-        logits=px.compile(logits, dynamic=False),
+        train_step=px.compile(train_step, dims={"batch": length}, donate_argnums=0),
+        evaluate=px.compile(evaluate, dims={"batch": length}),
+        logits=px.compile(logits, dims={"inputs": window}),
         checkpoints=Checkpoints(options.out, configuration(options, mesh, corpus)),
     ), px.distributed.distribute(state, mesh, P())
 
@@ -200,7 +199,7 @@ def loss_sum(
     gen: px.Generator | None,
 ) -> Float[Array, ""]:
     """Cross-entropy of the scored bytes of a batch, summed, in nats."""
-    mask = document_causal(batch["document"], batch["lengths"])
+    mask = document_causal(batch["document"])
     logits = nnx.merge(graph, params)(batch["inputs"], mask, gen)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"])
     return jnp.sum(losses * batch["scored"])
@@ -212,13 +211,13 @@ def train(
     """Steps `start` to the last one; returns the state and the bytes trained on."""
     options = this.options
     documents = this.corpus.train
-    batches = schedule(order, documents, options.rows, LADDER[-1])
+    batches = schedule(order, documents, options.rows, BUCKETS[-1])
     batches = itertools.islice(batches, start, options.steps)
     total = 0
     with StepBar(start, options.steps) as bar:
         for step, rows in enumerate(batches, start + 1):
             began = time.perf_counter()
-            batch = assemble(documents, rows, options.rows, LADDER)
+            batch = assemble(documents, rows, options.rows)
             state, loss = this.train_step(state, place(this, batch))
             loss, tokens = float(loss), int(batch["scored"].sum())
             if not np.isfinite(loss):
@@ -238,11 +237,11 @@ def train(
 
 def validate(this: Run, state: State, *, share: int = 1) -> float:
     """Nats a byte over the held-out documents, or one row in `share` of them."""
-    options, longest = this.options, LADDER[-1]
+    options, longest = this.options, BUCKETS[-1]
     rows = pack(cut_with_context(this.held_out, longest), longest)[::share]
     loss, tokens = 0.0, 0
     for some in itertools.batched(rows, options.rows):
-        batch = assemble(this.held_out, some, options.rows, LADDER[-1:])
+        batch = assemble(this.held_out, some, options.rows)
         loss += float(this.evaluate(state.params, place(this, batch)))
         tokens += int(batch["scored"].sum())
     return loss / tokens
@@ -274,14 +273,10 @@ def finish(
 
 def sample(this: Run, state: State, gen: px.Generator) -> str:
     """Bytes drawn one by one, each from a whole pass over the bytes before it."""
-    window = LADDER[0]
     text = np.zeros(1, np.int32)
     for _ in range(this.options.sample_bytes):
-        recent = text[-window:]
-        inputs = np.zeros((1, window), np.int32)
-        inputs[0, : len(recent)] = recent
-        lengths = np.array([len(recent)], np.int32)
-        scores = this.logits(state.params, inputs, lengths)[0, len(recent) - 1]
+        recent = text[None, -BUCKETS[0] :]
+        scores = this.logits(state.params, recent)[0, -1]
         gen, key = gen.key()
         byte = jax.random.categorical(key, scores / this.options.temperature)
         text = np.append(text, np.int32(byte))
@@ -315,7 +310,7 @@ def configuration(
         **options.decisive,
         "devices": f"{mesh.size} {mesh.devices.flat[0].device_kind}",
         "jax": jax.__version__,
-        "ladder": list(LADDER),
+        "buckets": list(BUCKETS),
         "documents": corpus.digest,
     }
 

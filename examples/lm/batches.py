@@ -1,6 +1,9 @@
 """Batches: pieces of documents packed into rows, rows of similar length together.
 
-    documents -> pieces (at most the longest rung) -> rows -> batches, padded to a rung
+    documents -> pieces (of at most `longest` bytes) -> rows -> batches
+
+A batch is as long as its longest row; what shorter rows lack is a document of its own
+that nothing is scored in.
 
 A piece's input is the text shifted by one byte, so that a document's first byte is
 predicted from 0 and no target crosses a document. The order of everything is a pure
@@ -109,22 +112,18 @@ def schedule(
 
 
 def assemble(
-    documents: Sequence[Document],
-    batch: Sequence[Row],
-    rows: int,
-    ladder: Sequence[int],
+    documents: Sequence[Document], batch: Sequence[Row], rows: int
 ) -> dict[str, np.ndarray]:
-    """Arrays of one batch, padded to the shortest rung that holds its longest row.
+    """Arrays of one batch, as long as its longest row.
 
     Returns:
-        `inputs`, `targets`, `document` (which piece of the row a byte belongs to) and
-        `scored`, all (rows, rung), and `lengths` (rows,): bytes before the padding.
+        `inputs`, `targets`, `document` (which piece of the row a byte belongs to, -1
+        after the last) and `scored`, all (rows, length).
     """
-    lengths = np.zeros(rows, np.int32)
-    lengths[: len(batch)] = [_length(row) for row in batch]
-    rung = next(length for length in ladder if length >= lengths.max())
     names = ("inputs", "targets", "document", "scored")
-    arrays = {name: np.zeros((rows, rung), np.int32) for name in names}
+    length = max(map(_length, batch))
+    arrays = {name: np.zeros((rows, length), np.int32) for name in names}
+    arrays["document"] -= 1
     for r, row in enumerate(batch):
         at = 0
         for number, piece in enumerate(row):
@@ -135,7 +134,7 @@ def assemble(
             arrays["document"][place] = number
             arrays["scored"][place] = np.arange(piece.start, piece.stop) >= piece.scored
             at += piece.size
-    return {**arrays, "lengths": lengths}
+    return arrays
 
 
 def _shifted(text: np.ndarray, piece: Piece) -> np.ndarray:

@@ -28,15 +28,13 @@ class Sizes:
     dropout: float
 
 
-def document_causal(
-    document: Int[Array, "B T"], lengths: Int[Array, " B"]
-) -> px.BlockMask:
-    """A byte sees the earlier bytes of its own document, and padding sees nothing."""
+def document_causal(document: Int[Array, "B T"]) -> px.BlockMask:
+    """A byte sees the earlier bytes of its own document."""
     rows, length = document.shape
 
     def mask_mod(b: Array, h: Array, q_idx: Array, kv_idx: Array) -> Array:
         same = document[b, q_idx] == document[b, kv_idx]
-        return same & (q_idx >= kv_idx) & (q_idx < lengths[b])
+        return same & (q_idx >= kv_idx)
 
     return px.create_block_mask(mask_mod, rows, None, length, length)
 

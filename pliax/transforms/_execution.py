@@ -195,6 +195,8 @@ def pad_array(x: Any, shape: tuple[int, ...]) -> Any:
             np.minimum(np.arange(n), m - 1) for n, m in zip(shape, x.shape, strict=True)
         ]
         return x[np.ix_(*index)]
+    if _is_spread(x, shape):
+        return _by_device(pad_array, x, shape)
     if isinstance(x, jax.Array) and not _is_on_host(x):
         widths = [(0, n - m, 0) for n, m in zip(shape, x.shape, strict=True)]
         longer = jax.lax.pad(x, jnp.zeros((), x.dtype), widths)
@@ -207,11 +209,27 @@ def pad_array(x: Any, shape: tuple[int, ...]) -> Any:
 
 def cut_array(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """The first elements along each axis, without a compilation for their number."""
+    if _is_spread(x, shape):
+        return _by_device(cut_array, x, shape)
     part = tuple(slice(n) for n in shape)
     if not _is_on_host(x):
         return x[part]
     cut = np.ascontiguousarray(np.asarray(x)[part])
     return jax.device_put(cut, x.sharding if x.committed else None)
+
+
+def _is_spread(x: Any, shape: tuple[int, ...]) -> bool:
+    """Whether several devices have parts of an array, whole along axes that change."""
+    if not isinstance(x, jax.Array) or len(x.sharding.device_set) == 1:
+        return False
+    local = x.sharding.shard_shape(x.shape)
+    return all(a in (b, c) for a, b, c in zip(x.shape, shape, local, strict=True))
+
+
+def _by_device(change: Callable[..., Any], x: jax.Array, shape: tuple[int, ...]) -> Any:
+    local = x.sharding.shard_shape(shape)
+    parts = [change(shard.data, local) for shard in x.addressable_shards]
+    return jax.make_array_from_single_device_arrays(shape, x.sharding, parts)
 
 
 def _is_on_host(x: jax.Array) -> bool:

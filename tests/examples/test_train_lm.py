@@ -132,11 +132,9 @@ def runs(texts, tmp_path_factory):
             gen, weights, order = (px.Generator(seed) for seed in (0, 1, 2))
             run, state = train_lm.build(options, mesh, corpus, weights, gen)
             batch = next(
-                schedule(order, corpus.train, options.rows, train_lm.LADDER[-1])
+                schedule(order, corpus.train, options.rows, train_lm.BUCKETS[-1])
             )
-            arrays = train_lm.assemble(
-                corpus.train, batch, options.rows, train_lm.LADDER
-            )
+            arrays = train_lm.assemble(corpus.train, batch, options.rows)
             built.append((run, state, train_lm.place(run, arrays)))
         return built
 
@@ -151,8 +149,7 @@ def test_weights_batches_and_masks_do_not_depend_on_the_devices(runs):
     ):
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
     masks = [
-        jax.jit(train_lm.document_causal)(b["document"], b["lengths"])
-        for b in (one_batch, batch)
+        jax.jit(train_lm.document_causal)(b["document"]) for b in (one_batch, batch)
     ]
     for x, y in zip(*map(jax.tree.leaves, masks), strict=True):
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
@@ -182,7 +179,7 @@ def test_one_step_agrees_to_the_order_of_additions(runs, standard_promotion):
         assert np.abs(x - y).max() <= 2e-5 * np.abs(x).max()
 
 
-def test_the_compiled_step_agrees_and_compiles_once_for_one_rung(
+def test_the_compiled_step_agrees_and_compiles_once_for_one_bucket(
     runs, standard_promotion
 ):
     losses = []

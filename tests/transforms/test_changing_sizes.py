@@ -469,6 +469,22 @@ def test_sizes_that_are_spread_over_devices_stay_exact(kind):
     assert set(f.stats.groups) == {"b=8, t<=3", "b=8, t<=7", "b=12, t<=7"}
 
 
+def test_spread_arrays_are_padded_and_cut_where_they_are_whole(caplog):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+    f = px.compile(lambda x: jnp.abs(x) + x.sum(), dims={"x": "_, t"})
+    args = [
+        jax.device_put(counting(8, t), NamedSharding(mesh, jax.P("x")))
+        for t in (15, 14, 13)
+    ]
+    f(args[0])
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        found = [f(x) for x in args[1:]]
+    assert not [text for text in caplog.messages if "Compiling" in text]
+    for x, y in zip(args[1:], found, strict=True):
+        assert y.sharding.spec == jax.P("x")
+        same(y, np.abs(np.asarray(x)) + np.asarray(x).sum())
+
+
 def test_keys_go_into_buckets():
     f = px.compile(jax.vmap(jax.random.bits), dims={"key": "b"}, padding="require")
     for b in (3, 6, 8):
@@ -482,7 +498,7 @@ def test_what_no_rule_can_run_is_left_to_jax(monkeypatch):
 
     interpreter.load_rules()
     monkeypatch.setitem(rules.RULES, "jit", broken)
-    f = px.compile(jax.jit(jnp.cumsum), dims={"args[0]": "t"})
+    f = px.compile(jax.jit(jnp.cumsum), dims={"a": "t"})
     for t in (3, 4):
         same(f(counting(t)), jnp.cumsum(counting(t)))
     assert "traced size by size: jit: its rule failed with RuntimeError" in f.explain()
