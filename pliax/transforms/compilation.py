@@ -143,7 +143,7 @@ class CompiledFunction:
         seconds = time.perf_counter() - start
         if cache_size(self._jitted) != self._built[0]:
             seconds -= self._notice(bound, args, kwargs, seconds)
-        bound.plan.tally.called(seconds)
+        bound.calls.called(seconds)
         return result
 
     def _notice(self, bound: Bound, args: tuple, kwargs: dict, seconds: float) -> float:
@@ -198,7 +198,7 @@ class CompiledFunction:
             leaves = self._parameters.leaves(*unmarked(*given))
             copied = [leaves[i] for i in bound.inputs]
             give_away(self._parameters, self._options.donated, copied)
-        bound.plan.tally.called(time.perf_counter() - start)
+        bound.calls.called(time.perf_counter() - start)
         self._built[0] = cache_size(self._jitted)
         return result
 
