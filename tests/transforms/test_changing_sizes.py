@@ -352,9 +352,11 @@ def test_exact_sizes_waste_nothing_and_constants_do_not_count():
     f = px.compile(lambda x: x.sum(), dims={"x": px.Dim("t", buckets=[4])})
     f(ones(2))
     assert f.stats.waste == 0.5 and " 50.0% " in f.explain()
-    for options in ({"padding": "never"}, {"dynamic": False}):
+    for padding, dynamic in (("never", None), ("auto", False)):
+        options = {"padding": padding, "dynamic": dynamic}
         g = px.compile(lambda x: x.sum(), dims={"x": "t"}, **options)
-        g(ones(2)), g(ones(3))
+        for size in (2, 3):
+            g(ones(size))
         assert g.stats.waste == 0.0
 
 
