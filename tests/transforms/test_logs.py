@@ -146,6 +146,8 @@ def test_a_size_that_stays_what_it_is_is_not_told_again(logged):
 def test_a_size_that_gives_way_is_told_with_its_line(logged):
     f = px.compile(lambda x, y: x[1:] * y * len(y), dynamic=True)
     f(counting(5), counting(4))
+    again, *_ = [text for text in logged("dynamic") if "traced again" in text]
+    assert "in test_a_size_that_gives_way" in again and "TypeError" in again
     constant, tied = logged("dynamic")[-2:]
     if "tied" in constant:
         constant, tied = tied, constant
