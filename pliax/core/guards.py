@@ -25,6 +25,7 @@ from typing import Any
 import jax
 
 from .conditions import Condition, opposite, proven, remaining
+from .config import dynamic_log, guards_log
 from .dims import (
     Size,
     bounds,
@@ -302,7 +303,9 @@ class Assumptions:
         for part in _conjuncts(condition):
             self._learn(part, place)
         text = str(condition)
-        self.guards.setdefault(text, Guard(text, place, reason))
+        if text not in self.guards:
+            self.guards[text] = Guard(text, place, reason)
+            guards_log.debug("%s: %s", self.owner, self.guards[text])
 
     def _learn(self, condition: Condition, place: Place) -> None:
         """What follows from a comparison that holds."""
@@ -322,7 +325,10 @@ class Assumptions:
         """A strong size that must equal a constant, or another size, is an error."""
         names = sorted(variables(a) | variables(b))
         strong = [name for name in names if self.symbols[name].is_strong]
-        if not strong or len(strong) < len(names) or not _is_collapse(a, b):
+        if not _is_collapse(a, b):
+            return
+        if not strong or len(strong) < len(names):
+            self._tell_collapse(a, b, names, place)
             return
         symbol = self.symbols[strong[0]]
         fix = self._fix(a, b, strong)
@@ -333,6 +339,16 @@ class Assumptions:
             f'Suggested fix: declare "{fix}", or let the program work for any '
             f"{symbol.name}."
         )
+
+    def _tell_collapse(
+        self, a: Any, b: Any, names: Sequence[str], place: Place
+    ) -> None:
+        """Logs that a size which may give way has done so."""
+        weak = next(name for name in names if not self.symbols[name].is_strong)
+        what = "a constant" if len(names) == 1 else "tied to another"
+        text = "%s: %s (%s = %s) became %s: the program needs %s == %s\n  at %s"
+        origin, hint = self.symbols[weak].origin, self.symbols[weak].hint
+        dynamic_log.debug(text, self.owner, weak, origin, hint, what, a, b, place)
 
     def _fix(self, a: Any, b: Any, names: Sequence[str]) -> str:
         if len(names) == 1:

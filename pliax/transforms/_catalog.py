@@ -4,6 +4,7 @@ Catalog : kind of call, sizes  ->  Entry and the values of its symbols
 """
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -14,22 +15,23 @@ from pliax.core.guards import LARGEST, Assumptions, Symbol
 
 from . import specialization
 from ._arguments import Leaf, Parameters
+from ._buckets import Placement
+from ._decisions import Decisions, kind_text
 from ._execution import Entry
 from ._families import (
     Declared,
     Family,
     Position,
     Reading,
-    is_integer,
     positions_of,
 )
-from ._kinds import abstract, marks, unmarked
+from ._kinds import abstract, marks, raise_as_jax, unmarked
 from ._ledger import Ledger, Tally
+from ._logs import tell_bucket, tell_refusal, tell_sizes, tell_trace
 from ._options import Options, bounds_of
 from ._reasons import explain_miss
 from ._sizes import Sizes, names_in
 from .padding import PaddingRefused
-from .specialization import buckets_of, special_part
 from .tracing import NotSymbolicError, trace
 
 
@@ -47,6 +49,7 @@ class Catalog:
         options: what the user asked.
         ledger: where traces are counted.
         function: the user's function, which counts its traces.
+        decisions: what earlier runs found.
         families: by everything of a call but its sizes.
     """
 
@@ -55,7 +58,11 @@ class Catalog:
     options: Options
     ledger: Ledger
     function: Callable[..., Any]
+    decisions: Decisions = dataclasses.field(default_factory=Decisions)
     families: dict[Hashable, Family] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        self.buckets = Placement(self.sizes.dims, self.decisions.sizes)
 
     @property
     def entries(self) -> list[Entry]:
@@ -69,7 +76,12 @@ class Catalog:
             names = [leaf.name for leaf in leaves]
             positions = positions_of(names, [leaf.value for leaf in leaves])
             declared = self._declared(positions, leaves, args, kwargs)
-            family = self.families[key] = Family(positions, declared)
+            statics = self.parameters.statics(args, kwargs)
+            text = kind_text(leaves, statics)
+            known = self.decisions.of(text)
+            learned = {p: known[p.name] for p in positions if p.name in known}
+            declared = dataclasses.replace(declared, learned=learned)
+            family = self.families[key] = Family(positions, declared, text)
         return family
 
     def _declared(
@@ -143,7 +155,11 @@ class Catalog:
                 return entry, values
         reason = self._why(family, sizes, facts)
         self._limit(reason)
+        owner = self.parameters.owner
+        tell_trace(owner, len(self.entries) + 1, reason)
+        told = family.decided
         reading = family.read(sizes)
+        tell_sizes(owner, told, family.decided, reading, sizes)
         entry = self._trace(family, reading, args, kwargs)
         entry.reason = reason
         values = entry.match(sizes)
@@ -159,6 +175,11 @@ class Catalog:
             if guard or family.changed_values_only(sizes):
                 return f"guard failed: {guard}" if guard else family.change(sizes)
         return explain_miss(*facts)
+
+    def refuse(self, entry: Entry, refusal: PaddingRefused) -> None:
+        """Notes that a trace is not padded, and why."""
+        entry.refusal = str(refusal)
+        tell_refusal(self.parameters.owner, f"not padded: {refusal}")
 
     def _limit(self, reason: str) -> None:
         count = len(self.entries)
@@ -196,9 +217,10 @@ class Catalog:
                 found = trace(function, make, reading.symbols, constraints, owner=owner)
         except NotSymbolicError as error:
             if self.options.padding == "require":
-                _raise_as_jax(function, args, kwargs)
+                raise_as_jax(function, args, kwargs)
                 raise PaddingRefused("trace", error.reason, error.place) from error
             family.refusal = f"traced size by size: {error}"
+            tell_refusal(self.parameters.owner, family.refusal)
             constant = family.constant(family.calls[-1])
             return Entry(constant, None, function, tree, family.refusal, tally=tally)
         except BaseException:
@@ -211,6 +233,7 @@ class Catalog:
         """An entry for one call's sizes in place of one that no rule can run."""
         family.entries.remove(entry)
         family.refusal = f"traced size by size: {entry.refusal}"
+        tell_refusal(self.parameters.owner, family.refusal)
         constant = family.constant(family.calls[-1])
         given_up = Entry(constant, None, entry.function, entry.tree, family.refusal)
         given_up.reason, given_up.tally = entry.reason, entry.tally
@@ -229,6 +252,7 @@ class Catalog:
         Sizes along which an argument is spread over devices are exact: a bucket would
         be spread otherwise than what it holds.
         """
+        owner = self.parameters.owner
         symbols = {s.name: s for s in entry.reading.symbols}
         spread = _spread(entry.reading, leaves)
         ranges = {}
@@ -237,21 +261,23 @@ class Catalog:
             trace = entry.trace
             if trace is None or name in trace.equal or name not in trace.shaped_by:
                 ranges[name] = symbol.low, symbol.high or LARGEST
-            elif entry.refusal is not None or name in spread:
+            elif entry.refusal is not None:
                 ranges[name] = value, value
+            elif name in spread:
+                ranges[name] = value, value
+                tell_bucket(owner, name, value, value, "its axis is divided by devices")
             else:
-                ranges[name] = self._interval(name, value, symbol)
+                ranges[name] = self.buckets.interval(symbol, value)
+                why = functools.partial(self.buckets.why, symbol, value)
+                tell_bucket(owner, name, value, ranges[name][1], why)
         return ranges
 
-    def _interval(self, name: str, value: int, symbol: Symbol) -> tuple[int, int]:
-        """The sizes that share an executable with this one."""
-        dim = self.sizes.dims.get(name)
-        low, high = buckets_of(dim, symbol).interval(value)
-        low = max(low, symbol.low)
-        for condition in dim.specialize_on if dim else ():
-            if bool(condition(value)):
-                return special_part(condition, value, low, high)
-        return low, high
+    def expected_waste(self) -> list[str]:
+        """What the buckets of each size waste that has a histogram, in words."""
+        found = (
+            self.buckets.expected(self._symbol(n)) for n in sorted(self.sizes.names)
+        )
+        return [text for text in found if text is not None]
 
 
 def _spread(reading: Reading, leaves: list[Any]) -> frozenset[str]:
@@ -265,19 +291,6 @@ def _spread(reading: Reading, leaves: list[Any]) -> frozenset[str]:
             if part[position.axis] != x.shape[position.axis]:
                 found |= names_in(wanted)
     return frozenset(found)
-
-
-def _raise_as_jax(function: Callable[..., Any], args: tuple, kwargs: dict) -> None:
-    """Raises what a function raises with these very arguments, if it does."""
-    leaves, tree = jax.tree.flatten(unmarked(args, kwargs))
-    arrays = [None if is_integer(x) else x for x in leaves]
-
-    def call(arrays: list[Any]) -> Any:
-        values = [x if a is None else a for x, a in zip(leaves, arrays, strict=True)]
-        given, named = jax.tree.unflatten(tree, values)
-        return function(*given, **named)
-
-    jax.eval_shape(call, arrays)
 
 
 def _mentions(constraint: str, names: set[str]) -> bool:

@@ -1,6 +1,7 @@
 """One executable: a trace in one bucket, and the arrays on their way in and out."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from pliax.core.dims import evaluate
 
 from ._families import Reading
+from ._ledger import Calls
 from .padding.interpreter import run
 from .padding.layouts import Bucket, Padded
 from .tracing import SymbolicTrace
@@ -116,7 +118,20 @@ class Plan:
                 shape = bucket.shape(v.aval.shape)
                 if shape != np.shape(leaves[i]):
                     inputs[i] = shape
-        return Bound(self, packed, dict(values), inputs)
+        calls = self.tally.part(*self._elements(values))
+        return Bound(self, packed, dict(values), inputs, calls)
+
+    def _elements(self, values: Mapping[str, int]) -> tuple[int, int]:
+        """Valid elements along the dynamic sizes, and those of their bucket."""
+        trace = self.entry.trace
+        names = trace.shaped_by - trace.equal.keys() if trace else ()
+        if not names:
+            return 0, 0
+        lengths = self.lengths
+        return (
+            math.prod(values[name] for name in names),
+            math.prod(lengths[name] for name in names),
+        )
 
 
 @dataclasses.dataclass(eq=False)
@@ -128,6 +143,7 @@ class Bound:
         vector: the named sizes as one array on the device.
         values: the same as integers.
         inputs: the physical shapes of arguments that need padding.
+        calls: what counts its calls.
         outputs: the valid shapes of results that need cutting.
     """
 
@@ -135,6 +151,7 @@ class Bound:
     vector: Any
     values: dict[str, int]
     inputs: dict[int, tuple[int, ...]]
+    calls: Calls
     outputs: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     @property

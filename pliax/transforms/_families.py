@@ -15,45 +15,14 @@ import numpy as np
 from pliax.core.dims import evaluate_text
 from pliax.core.guards import Symbol
 
+from ._deciding import (
+    OFFSETS,
+    Decision,
+    Declared as Declared,
+    Position as Position,
+    decide,
+)
 from ._sizes import names_in, solution
-
-
-@dataclasses.dataclass(frozen=True)
-class Position:
-    """One size of a call.
-
-    Attributes:
-        leaf: the number of the flat argument.
-        axis: its axis; None for the value of a Python integer.
-        name: as the user would write it, "x.shape[0]".
-    """
-
-    leaf: int
-    axis: int | None
-    name: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Declared:
-    """What the user says of a family's sizes.
-
-    Attributes:
-        names: an expression of named sizes for some positions.
-        symbols: the named sizes without hints.
-        constraints: what is known of them.
-        dynamic: positions that are symbols from the start.
-        strong: those of them that must not become constants.
-        static: positions that stay constants.
-        everything: the option `dynamic`.
-    """
-
-    names: Mapping[Position, str]
-    symbols: Mapping[str, Symbol]
-    constraints: tuple[str, ...] = ()
-    dynamic: frozenset[Position] = frozenset()
-    static: frozenset[Position] = frozenset()
-    strong: frozenset[Position] = frozenset()
-    everything: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,18 +78,20 @@ def _fits(wanted: str, size: int, known: dict[str, int]) -> bool:
     return evaluate_text(wanted, known) == size
 
 
-_OFFSETS = {False: 1, True: 2**30}  # jax.export's names are at least 1; integers not
-
-
 class Family:
     """The sizes seen in calls of one kind, and what they were taken for."""
 
-    def __init__(self, positions: Sequence[Position], declared: Declared):
+    def __init__(
+        self, positions: Sequence[Position], declared: Declared, kind: str = ""
+    ):
         self.positions = tuple(positions)
         self.declared = declared
+        self.kind = kind  # in words, as files of decisions name it
         self.calls: list[tuple[int, ...]] = []
         self.refusal: str | None = None  # why sizes cannot be symbols
         self.entries: list[Any] = []
+        self.decided: dict[Position, Decision] = {}
+        self.learned: set[Position] = set()  # those that calls have shown to change
 
     def read(self, sizes: Sequence[int]) -> Reading:
         """A reading for a call that none of the earlier readings fits."""
@@ -134,13 +105,16 @@ class Family:
             for name, symbol in self.declared.symbols.items()
         }
         names: dict[Hashable, str] = {}
-        for position, history in zip(self.positions, histories, strict=True):
-            if position in self.declared.names:
-                wanted.append(self.declared.names[position])
-            elif self._is_dynamic(position, history):
-                wanted.append(self._symbol(position, history, names, symbols))
-            else:
+        pairs = list(zip(self.positions, histories, strict=True))
+        self.decided = {p: decide(self.declared, p, history) for p, history in pairs}
+        self.learned |= {p for p, d in self.decided.items() if d.is_learned}
+        for position, history in pairs:
+            if not self.decided[position].is_dynamic:
                 wanted.append(history[-1])
+            elif position in self.declared.names:
+                wanted.append(self.declared.names[position])
+            else:
+                wanted.append(self._symbol(position, history, names, symbols))
         return self._with_hints(wanted, symbols, sizes)
 
     def constant(self, sizes: Sequence[int]) -> Reading:
@@ -168,18 +142,6 @@ class Family:
             for old in self.calls
         ]
 
-    def _is_dynamic(self, position: Position, history: Sequence[int]) -> bool:
-        declared = self.declared
-        if position in declared.static or declared.everything is False:
-            return position in declared.dynamic
-        if position.axis is not None and history[-1] == 0:
-            return False  # an empty array is a case of its own
-        if position.axis is None and abs(history[-1]) >= _OFFSETS[True]:
-            return False  # sizes are int32 on the device
-        if declared.everything or position in declared.dynamic:
-            return True
-        return len(set(history)) > 1
-
     def _symbol(
         self,
         position: Position,
@@ -188,7 +150,7 @@ class Family:
         symbols: dict[str, Symbol],
     ) -> str:
         is_integer = position.axis is None
-        key = position if is_integer else history
+        key = self._together(position, history)
         if key not in names:
             name = _fresh(symbols)
             names[key] = name
@@ -196,7 +158,28 @@ class Family:
             symbols[name] = Symbol(name, None, position.name, is_strong=is_strong)
         if not is_integer:
             return names[key]
-        return f"{names[key]} - {_OFFSETS[min(history) < 0]}"
+        learned = self.declared.learned.get(position)
+        smallest = min([*history, *(learned.seen if learned else ())])
+        return f"{names[key]} - {OFFSETS[smallest < 0]}"
+
+    def _together(self, position: Position, history: tuple[int, ...]) -> Hashable:
+        """What sizes that have been equal in all calls share."""
+        learned = self.declared.learned.get(position)
+        is_integer = position.axis is None
+        return position if is_integer else (learned and learned.label, history)
+
+    def labels(self) -> dict[Position, str]:
+        """The sizes that were found to change; those equal in all calls share a label.
+
+        Nothing is worth remembering where no size can be a symbol.
+        """
+        if self.refusal is not None:
+            return {}
+        found: dict[Hashable, str] = {}
+        histories = zip(*self.calls, strict=True)
+        pairs = zip(self.positions, histories, strict=True)
+        keys = {p: self._together(p, h) for p, h in pairs if p in self.learned}
+        return {p: found.setdefault(k, f"s{len(found)}") for p, k in keys.items()}
 
     def _origins(self, wanted: Sequence[int | str]) -> dict[str, str]:
         """What each named size is read off."""

@@ -1,6 +1,6 @@
 """The kinds of arguments a call has: what is marked, what is an integer, what type."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -57,6 +57,19 @@ def abstract(reading: Reading, leaf: int, value: Any, assumptions: Assumptions) 
         shape = assumptions.parse(", ".join(map(str, shape)))
         return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
     return aval
+
+
+def raise_as_jax(function: Callable[..., Any], args: tuple, kwargs: dict) -> None:
+    """Raises what a function raises with these very arguments, if it does."""
+    leaves, tree = jax.tree.flatten(unmarked(args, kwargs))
+    arrays = [None if is_integer(x) else x for x in leaves]
+
+    def call(arrays: list[Any]) -> Any:
+        values = [x if a is None else a for x, a in zip(leaves, arrays, strict=True)]
+        given, named = jax.tree.unflatten(tree, values)
+        return function(*given, **named)
+
+    jax.eval_shape(call, arrays)
 
 
 def _is_marked(x: Any) -> bool:

@@ -28,6 +28,9 @@ class Stats:
         trace_seconds: seconds from Python to a jaxpr.
         lower_seconds: seconds from the jaxpr to StableHLO.
         compile_seconds: seconds in XLA.
+        waste: the share of elements along dynamic sizes that were padding, over all
+          calls: of an array with each dynamic size as one axis, how much of its bucket
+          was not filled. 0 where nothing was padded.
         groups: the same statistics for each size class named by ``dims``.
     """
 
@@ -38,7 +41,41 @@ class Stats:
     trace_seconds: float = 0.0
     lower_seconds: float = 0.0
     compile_seconds: float = 0.0
+    waste: float = 0.0
     groups: Mapping[str, "Stats"] = MappingProxyType({})
+
+
+@dataclasses.dataclass
+class Calls:
+    """The calls of one executable at one choice of exact sizes.
+
+    Attributes:
+        valid: elements along dynamic sizes in each call.
+        held: elements of the bucket they lie in.
+        count: calls that returned.
+        seconds: seconds in them.
+    """
+
+    valid: int
+    held: int
+    count: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self):
+        self._lock = threading.Lock()
+
+    def called(self, seconds: float) -> None:
+        """Counts one call that returned; the hot path, hence nothing else."""
+        with self._lock:
+            self.count += 1
+            self.seconds += seconds
+
+    def read(self) -> dict[str, Any]:
+        """What they add to a tally."""
+        with self._lock:
+            count, seconds = self.count, self.seconds
+        valid, held = count * self.valid, count * self.held
+        return {"calls": count, "call_seconds": seconds, "valid": valid, "held": held}
 
 
 @dataclasses.dataclass
@@ -52,12 +89,22 @@ class Tally:
     trace_seconds: float = 0.0
     lower_seconds: float = 0.0
     compile_seconds: float = 0.0
+    valid: int = 0
+    held: int = 0
 
     def __post_init__(self):
         self._lock = threading.Lock()
+        self._parts: list[Calls] = []
+
+    def part(self, valid: int, held: int) -> Calls:
+        """Calls at exact sizes, which count themselves and are summed when read."""
+        part = Calls(valid, held)
+        with self._lock:
+            self._parts.append(part)
+        return part
 
     def called(self, seconds: float) -> None:
-        """Counts one call that returned; the hot path, hence no loop."""
+        """Counts one call that no executable of ours served."""
         with self._lock:
             self.calls += 1
             self.call_seconds += seconds
@@ -71,7 +118,17 @@ class Tally:
     def read(self) -> dict[str, Any]:
         """The counters at one moment."""
         with self._lock:
-            return dataclasses.asdict(self)
+            found, parts = dataclasses.asdict(self), list(self._parts)
+        for part in parts:
+            for name, amount in part.read().items():
+                found[name] += amount
+        return found
+
+    @property
+    def waste(self) -> float:
+        """The share of elements along dynamic sizes that were padding."""
+        found = self.read()
+        return 1 - found["valid"] / found["held"] if found["held"] else 0.0
 
 
 class _Current(threading.local):
@@ -163,4 +220,6 @@ def _total(tallies: Iterable[Tally]) -> Stats:
     total = Tally()
     for tally in tallies:
         total.add(**tally.read())
-    return Stats(**total.read())
+    counted = total.read()
+    del counted["valid"], counted["held"]
+    return Stats(**counted, waste=total.waste)

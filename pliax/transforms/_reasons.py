@@ -102,7 +102,7 @@ def write_report(
     from rich import box, console, table  # imported late: rich costs 50 ms
 
     grid = table.Table(box=box.SIMPLE)
-    for name in ("#", "calls", "trace ms", "lower ms", "compile ms"):
+    for name in ("#", "calls", "trace ms", "lower ms", "compile ms", "waste"):
         grid.add_column(name, justify="right", no_wrap=True)
     for name in ("sizes", "compiled because"):
         grid.add_column(name, no_wrap=True)
@@ -126,7 +126,8 @@ def _row(number: int, entry: Any) -> tuple[Any, ...]:
     times = (f"{1e3 * seconds:.1f}" for seconds in stages)
     # Text, because rich would read the brackets of f32[8,4] as markup.
     texts = Text(entry.group or "-"), Text(entry.reason)
-    return str(number), str(tally["calls"]), *times, *texts
+    waste = f"{entry.tally.waste:.1%}" if tally["held"] else "-"
+    return str(number), str(tally["calls"]), *times, waste, *texts
 
 
 def _outside(outside: Stats) -> list[str]:

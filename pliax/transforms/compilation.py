@@ -37,13 +37,16 @@ from ._arguments import (
     unmark_static,
 )
 from ._catalog import Catalog, RecompileLimitError as RecompileLimitError
+from ._decisions import function_name, read_decisions
 from ._dispatch import Form, accessor, reader
 from ._donation import give_away, note_deleted
 from ._execution import Bound, Entry, Plan
 from ._families import Family, sizes_of_leaves
 from ._kinds import kind, unmarked
 from ._ledger import Ledger, Stats
+from ._logs import tell_executable
 from ._options import Options, check_options, read_where
+from ._profiles import save_decisions
 from ._reasons import explain_miss, read_facts, write_report
 from ._sizes import Sizes, group_of, read_sizes
 from .padding import PaddingRefused
@@ -143,7 +146,7 @@ class CompiledFunction:
         seconds = time.perf_counter() - start
         if cache_size(self._jitted) != self._built[0]:
             seconds -= self._notice(bound, args, kwargs, seconds)
-        bound.plan.tally.called(seconds)
+        bound.calls.called(seconds)
         return result
 
     def _notice(self, bound: Bound, args: tuple, kwargs: dict, seconds: float) -> float:
@@ -160,6 +163,7 @@ class CompiledFunction:
             tally.add(compilations=1, compile_seconds=seconds)
         reason = explain_miss(facts, self._all_facts())
         plan = bound.plan
+        tell_executable(self._parameters.owner, plan.group, reason)
         row = Plan(plan.number, plan.entry, {}, plan.group, reason, facts, tally)
         self._noticed.append(row)
         return seconds
@@ -198,7 +202,7 @@ class CompiledFunction:
             leaves = self._parameters.leaves(*unmarked(*given))
             copied = [leaves[i] for i in bound.inputs]
             give_away(self._parameters, self._options.donated, copied)
-        bound.plan.tally.called(time.perf_counter() - start)
+        bound.calls.called(time.perf_counter() - start)
         self._built[0] = cache_size(self._jitted)
         return result
 
@@ -254,11 +258,11 @@ class CompiledFunction:
         except PaddingRefused as refusal:
             if self._options.padding == "require":
                 raise
-            entry.refusal = str(refusal)
+            self._catalog.refuse(entry, refusal)
         try:
             return self._in_bucket(entry, values, args, kwargs, facts)
         except PaddingRefused as refusal:  # not even at its exact sizes
-            entry.refusal = str(refusal)
+            self._catalog.refuse(entry, refusal)
         entry = self._catalog.give_up(family, entry)
         return self._in_bucket(entry, {}, args, kwargs, facts)
 
@@ -310,6 +314,7 @@ class CompiledFunction:
         with self._vetted(plan):
             with self._ledger.tracing(plan.tally):
                 traced = self._jitted.trace(plan.number, bound.vector, *args, **kwargs)
+            tell_executable(self._parameters.owner, plan.group, plan.reason)
             lowered, seconds = _timed(traced.lower)
             plan.tally.add(lower_seconds=seconds)
             _, seconds = _timed(lowered.compile)
@@ -391,9 +396,38 @@ class CompiledFunction:
         plans = [plan for plan in (*self._plans, *self._noticed) if plan.facts]
         return write_report(title, plans, self._ledger.outside(), self._notes())
 
+    def save_decisions(self, path: Any = None) -> None:
+        """Saves which sizes were found to change, for `px.compile(..., decisions=)`.
+
+        What the file holds already is kept and joined with this; it is replaced at
+        once, so that several processes may save to it one after the other.
+
+        Args:
+            path: of a JSON file, which is made where there is none. By default the
+              file that `decisions` named.
+
+        Raises:
+            ValueError: where no path is known, or the file holds something else.
+
+        Example:
+            >>> import jax.numpy as jnp, pathlib, tempfile
+            >>> import pliax as px
+            >>> path = pathlib.Path(tempfile.mkdtemp(), "decisions.json")
+            >>> for run in range(2):
+            ...     total = px.compile(jnp.sum, decisions=path)
+            ...     for size in (3, 4, 5):
+            ...         _ = total(jnp.ones(size))
+            ...     total.save_decisions()
+            ...     print(total.stats.traces)
+            2
+            1
+        """
+        save_decisions(path, self._catalog, self._known.items())
+
     def _notes(self) -> list[str]:
         entries = self._catalog.entries
-        notes = [f"guard: {g}" for g in dict.fromkeys(map(str, self.guards))]
+        notes = self._catalog.expected_waste()
+        notes += [f"guard: {g}" for g in dict.fromkeys(map(str, self.guards))]
         refusals = dict.fromkeys(e.refusal for e in entries if e.refusal)
         return notes + [f"not padded: {text}" for text in refusals]
 
@@ -419,6 +453,7 @@ def compile(
     on_limit: str = "warn",
     donate_argnums: int | Sequence[int] | None = (),
     static_argnames: str | Iterable[str] | None = (),
+    decisions: Any = None,
 ) -> Any:
     """Compiles a function of pytrees once for all sizes that are dynamic.
 
@@ -449,13 +484,19 @@ def compile(
           argument cannot be read again.
         static_argnames: names of hashable arguments that are part of the function: each
           value, with its type, compiles on its own. None (or ``()``) by default.
+        decisions: the path of a file that `save_decisions` wrote in an earlier run, or
+          will write: the sizes that changed then are dynamic from the first call on,
+          as if marked by `px.maybe_dynamic`, and buckets between a smallest and a
+          largest size are placed by the sizes seen. None (default): every process
+          finds out for itself.
 
     Returns:
         A :class:`CompiledFunction`, or a decorator that makes one.
 
     Raises:
         TypeError: if f is not callable, or an option has the wrong type.
-        ValueError: if dims, where, donate_argnums or static_argnames do not fit.
+        ValueError: if dims, where, donate_argnums or static_argnames do not fit, or the
+          file of decisions is none.
 
     Example:
         >>> import jax.numpy as jnp
@@ -484,6 +525,7 @@ def compile(
             on_limit=on_limit,
             donate_argnums=donate_argnums,
             static_argnames=static_argnames,
+            decisions=decisions,
         )
     check_callable(f)
     owner = f"px.compile({describe_callable(f)})"
@@ -493,7 +535,8 @@ def compile(
     options = Options(dynamic, constraints, padding, recompile_limit, on_limit, donated)
     check_options(options, owner)
     counted = _count_traces(f, ledger)
-    catalog = Catalog(parameters, sizes, options, ledger, counted)
+    known = read_decisions(decisions, function_name(counted), owner)
+    catalog = Catalog(parameters, sizes, options, ledger, counted, known)
     return CompiledFunction(f, parameters, sizes, options, ledger, counted, catalog)
 
 

@@ -8,6 +8,8 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from pliax.core.guards import LARGEST, Symbol
 from pliax.core.marks import Dim
 
@@ -40,18 +42,31 @@ class Buckets:
         return (self.lengths[place - 1] + 1 if place else 1), length
 
 
-def geometric(low: int, high: int | None, histogram: Mapping[int, int] | None) -> Any:
-    """At most 14 lengths from `low` to `high`; without `high`, a ratio of 1.25."""
+def geometric(
+    low: int,
+    high: int | None,
+    histogram: Mapping[int, int] | None,
+    *,
+    steps: int = _STEPS,
+) -> Buckets:
+    """Lengths from `low` to `high`, at equal ratios or where sizes waste least.
+
+    Args:
+        low: the smallest size.
+        high: the largest; without it, each length is a quarter longer than the last.
+        histogram: how often each size occurs.
+        steps: the most lengths there are between `low` and `high`.
+    """
     if high is None:
         return Buckets((), _next_power)
     if histogram:
-        return listed(_placed(low, high, histogram))
-    count = min(_STEPS, high - low + 1)
+        return listed(_placed(low, high, histogram, steps))
+    count = min(steps, high - low + 1)
     if count == 1:
         return listed((high,))
     ratio = (high / low) ** (1 / (count - 1))
-    steps = {max(low, math.ceil(low * ratio**i - 1e-9)) for i in range(count)}
-    return listed(sorted({min(n, high) for n in steps} | {high}))
+    lengths = {max(low, math.ceil(low * ratio**i - 1e-9)) for i in range(count)}
+    return listed(sorted({min(n, high) for n in lengths} | {high}))
 
 
 def listed(lengths: Sequence[int]) -> Buckets:
@@ -95,28 +110,29 @@ def _next_power(size: int) -> int:
     return length
 
 
-def _placed(low: int, high: int, histogram: Mapping[int, int]) -> list[int]:
-    """The lengths of least expected waste, by dynamic programming over seen sizes."""
-    sizes = sorted({n for n in histogram if low <= n <= high} | {high})
-    counts = [histogram.get(n, 0) for n in sizes]
-    total = [0]
-    for count in counts:
-        total.append(total[-1] + count)
-    best = [[0.0] * (len(sizes) + 1)] + [
-        [0.0, *[math.inf] * len(sizes)] for _ in range(_STEPS)
-    ]
-    best[0] = [0.0, *[math.inf] * len(sizes)]
-    last = [[0] * (len(sizes) + 1) for _ in range(_STEPS + 1)]
-    for k in range(1, _STEPS + 1):
-        for j in range(1, len(sizes) + 1):
-            for i in range(j):
-                cost = best[k - 1][i] + sizes[j - 1] * (total[j] - total[i])
-                if cost < best[k][j]:
-                    best[k][j], last[k][j] = cost, i
-    k = min(range(1, _STEPS + 1), key=lambda k: best[k][-1])
+def _placed(low: int, high: int, histogram: Mapping[int, int], steps: int) -> list[int]:
+    """The lengths of least expected waste, by dynamic programming over seen sizes.
+
+    held[k][j] is the least number of elements in which the j smallest sizes lie with k
+    lengths: the last length holds all sizes after the i-th, for the best i.
+    """
+    sizes = np.array(sorted({n for n in histogram if low <= n <= high} | {high}))
+    total = np.cumsum([0, *(histogram.get(int(n), 0) for n in sizes)])
+    held = np.concatenate([[0.0], np.full(len(sizes), np.inf)])
+    best, last = [held], []
+    for _ in range(steps):
+        held, before = np.full_like(held, np.inf), np.zeros(len(held), int)
+        held[0] = 0.0
+        for j in range(1, len(held)):
+            costs = best[-1][:j] + sizes[j - 1] * (total[j] - total[:j])
+            before[j] = np.argmin(costs)
+            held[j] = costs[before[j]]
+        best.append(held)
+        last.append(before)
+    k = min(range(steps), key=lambda k: best[k + 1][-1])
     lengths, j = [], len(sizes)
     while j:
-        lengths.append(sizes[j - 1])
+        lengths.append(int(sizes[j - 1]))
         k, j = k - 1, last[k][j]
     return lengths
 
@@ -138,10 +154,11 @@ def holds(constraint: str, sizes: Mapping[str, int]) -> bool:
         return True
 
 
-def buckets_of(dim: Dim | None, symbol: Symbol) -> Buckets:
-    """The buckets of a named size."""
+def buckets_of(
+    dim: Dim | None, symbol: Symbol, histogram: Mapping[int, int] | None = None
+) -> Buckets:
+    """The buckets of a named size; `histogram` places those that are geometric."""
     if dim is None or dim.buckets == "geometric":
-        histogram = dim.histogram if dim else None
         return geometric(max(symbol.low, 1), symbol.high, histogram)
     if dim.buckets is None:
         return EXACT

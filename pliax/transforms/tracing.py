@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from pliax.core._jax import dce_jaxpr, dim_as_value_p
+from pliax.core.config import dynamic_log
 from pliax.core.dims import Size, variables
 from pliax.core.guards import (
     Assumptions,
@@ -142,6 +143,10 @@ def trace(
     except Exception as error:
         first = error
     # JAX found sizes different that agree in this call: once more, with guards.
+    again = (
+        "%s: traced again, sizes that agree in this call taken as equal: %s\n  at %s"
+    )
+    dynamic_log.debug(again, owner, _first_line(first), _place_of(first))
     assumptions = Assumptions(symbols, constraints, unify=True, owner=owner)
     try:
         return _trace(f, make_args, assumptions)

@@ -328,6 +328,38 @@ def test_a_histogram_places_buckets():
     assert lengths(f) == [10, 50, 100]
 
 
+# Waste ------------------------------------------------------------------------------
+
+
+@given(sizes=st.lists(st.sampled_from([(1, 3), (2, 9), (4, 16), (3, 5)]), min_size=1))
+def test_waste_is_the_share_of_all_buckets_that_was_padding(sizes):
+    dims = {"x": {0: px.Dim("b", buckets=[4]), 1: px.Dim("t", buckets=[4, 16])}}
+    f = px.compile(lambda x: x.sum(), dims=dims)
+    for b, t in sizes:
+        f(np.ones((b, t), np.float32))
+    held = [4 * (4 if t <= 4 else 16) for _, t in sizes]
+    wanted = 1 - sum(b * t for b, t in sizes) / sum(held)
+    assert f.stats.waste == pytest.approx(wanted)
+    for group, stats in f.stats.groups.items():
+        served = [(b, t) for b, t in sizes if (t <= 4) == (group == "b<=4, t<=4")]
+        part = 1 - np.mean([b * t for b, t in served]) / (
+            16 if group == "b<=4, t<=4" else 64
+        )
+        assert stats.calls == len(served) and stats.waste == pytest.approx(part)
+
+
+def test_exact_sizes_waste_nothing_and_constants_do_not_count():
+    f = px.compile(lambda x: x.sum(), dims={"x": px.Dim("t", buckets=[4])})
+    f(ones(2))
+    assert f.stats.waste == 0.5 and " 50.0% " in f.explain()
+    for padding, dynamic in (("never", None), ("auto", False)):
+        options = {"padding": padding, "dynamic": dynamic}
+        g = px.compile(lambda x: x.sum(), dims={"x": "t"}, **options)
+        for size in (2, 3):
+            g(ones(size))
+        assert g.stats.waste == 0.0
+
+
 # Specialisations --------------------------------------------------------------------
 
 

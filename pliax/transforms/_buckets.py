@@ -1,0 +1,104 @@
+"""The buckets of one function: where each size lies, and what that should waste."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from pliax.core.guards import Symbol
+from pliax.core.marks import Dim
+
+from .specialization import (
+    Buckets,
+    buckets_of,
+    expected_waste,
+    geometric,
+    special_part,
+)
+
+
+@dataclasses.dataclass(eq=False)
+class Placement:
+    """Which bucket a size runs in; each table of buckets is placed once.
+
+    Attributes:
+        dims: what the user says of named sizes.
+        seen: how many calls of earlier runs had which sizes, by name.
+    """
+
+    dims: Mapping[str, Dim]
+    seen: Mapping[str, Mapping[int, int]]
+    _tables: dict[Any, Buckets] = dataclasses.field(default_factory=dict)
+
+    def interval(self, symbol: Symbol, size: int) -> tuple[int, int]:
+        """The sizes that share an executable with this one."""
+        name, dim = symbol.name, self.dims.get(symbol.name)
+        key = name, symbol.low, symbol.high
+        table = self._tables.get(key)
+        if table is None:
+            table = buckets_of(dim, symbol, self._smoothed(symbol))
+            self._tables[key] = table
+        low, high = table.interval(size)
+        low = max(low, symbol.low)
+        special = self._special(dim, size)
+        if special is None or dim is None:
+            return low, high
+        return special_part(dim.specialize_on[special], size, low, high)
+
+    def why(self, symbol: Symbol, size: int) -> str:
+        """What chose the bucket of a size, for the log."""
+        dim = self.dims.get(symbol.name)
+        if (special := self._special(dim, size)) is not None:
+            return f"specialize_on[{special}] holds"
+        if dim is not None and dim.buckets is None:
+            return "buckets=None"
+        if dim is not None and dim.buckets != "geometric":
+            return "by the function" if callable(dim.buckets) else "of the list"
+        if symbol.high is None:
+            return "growing by a quarter, without a max"
+        is_placed = bool(self._histogram(symbol.name))
+        return "placed by the histogram" if is_placed else "geometric"
+
+    def _special(self, dim: Dim | None, size: int) -> int | None:
+        conditions = dim.specialize_on if dim else ()
+        held = (i for i, condition in enumerate(conditions) if bool(condition(size)))
+        return next(held, None)
+
+    def _histogram(self, name: str) -> Mapping[int, int]:
+        """How often each size occurs: the user's word, else that of earlier runs."""
+        dim = self.dims.get(name)
+        return (dim.histogram if dim else None) or self.seen.get(name, {})
+
+    def _smoothed(self, symbol: Symbol) -> Mapping[int, int]:
+        """The histogram that places buckets.
+
+        To what earlier runs saw one call of each geometric length is added: few calls
+        say little about sizes that did not occur in them.
+        """
+        dim, histogram = self.dims.get(symbol.name), self._histogram(symbol.name)
+        if not histogram or symbol.high is None or (dim and dim.histogram):
+            return histogram
+        lengths = geometric(max(symbol.low, 1), symbol.high, None).lengths
+        return Counter(histogram) + Counter(lengths)
+
+    def expected(self, symbol: Symbol) -> str | None:
+        """What buckets waste of a size that has a histogram, in words."""
+        name, dim = symbol.name, self.dims.get(symbol.name)
+        given = dim.buckets if dim else None
+        most = max(given) if isinstance(given, list | tuple) else None
+        highs = [high for high in (symbol.high, most) if high is not None]
+        histogram = {
+            n: count
+            for n, count in self._histogram(name).items()
+            if n >= symbol.low and n <= min([*highs, n])
+        }
+        if not histogram:
+            return None
+        lengths = {n: self.interval(symbol, n)[1] for n in histogram}
+        waste = expected_waste(Buckets((), lengths.__getitem__), histogram)
+        count = len(set(lengths.values()))
+        source = (
+            "its histogram" if dim and dim.histogram else "the sizes of earlier runs"
+        )
+        buckets = "1 bucket" if count == 1 else f"{count} buckets"
+        return f"expected waste of {name}: {waste:.1%} in {buckets}, over {source}"

@@ -1,0 +1,68 @@
+"""Buckets: no placement of as many lengths wastes less, and waste is what was said."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+import pliax as px
+from pliax.transforms.specialization import expected_waste, geometric, listed
+
+
+HISTOGRAMS = st.dictionaries(
+    st.integers(1, 30), st.integers(1, 50), min_size=1, max_size=6
+)
+
+
+@given(histogram=HISTOGRAMS, steps=st.integers(1, 4))
+def test_no_other_lengths_waste_less_of_a_histogram(histogram, steps):
+    placed = geometric(1, 30, histogram, steps=steps)
+    assert len(placed.lengths) <= steps and placed.lengths[-1] == 30
+    inner = [n for n in histogram if n < 30]
+    others = [
+        listed((*lengths, 30))
+        for count in range(min(steps, len(inner) + 1))
+        for lengths in itertools.combinations(inner, count)
+    ]
+    least = min(expected_waste(buckets, histogram) for buckets in others)
+    assert expected_waste(placed, histogram) == pytest.approx(least)
+
+
+@given(low=st.integers(1, 40), more=st.integers(0, 5000), steps=st.integers(1, 20))
+def test_geometric_lengths_hold_every_size_in_so_many_steps(low, more, steps):
+    lengths = geometric(low, low + more, None, steps=steps).lengths
+    assert len(lengths) <= steps and lengths[-1] == low + more
+    assert list(lengths) == sorted(set(lengths)) and lengths[0] >= low
+
+
+@given(histogram=HISTOGRAMS)
+def test_the_waste_of_calls_is_the_waste_expected_of_their_histogram(histogram):
+    dim = px.Dim("t", max=30, histogram=histogram)
+    f = px.compile(lambda x: x.sum(), dims={"x": dim})
+    for size, count in histogram.items():
+        for _ in range(count):
+            f(np.ones(size, np.float32))
+    wanted = expected_waste(geometric(1, 30, histogram), histogram)
+    assert f.stats.waste == pytest.approx(wanted)
+    buckets = f.stats.compilations
+    words = f"{buckets} bucket" + ("s" if buckets > 1 else "")
+    assert f"expected waste of t: {wanted:.1%} in {words}, over its h" in f.explain()
+
+
+def test_explain_tells_expected_waste_once_for_each_size_with_a_histogram():
+    dims = {
+        "x": {
+            0: px.Dim("b"),
+            1: px.Dim("t", buckets=[4, 8], histogram={4: 1, 5: 1, 99: 7}),
+        },
+        "y": {
+            0: px.Dim("n", max=9, histogram={9: 1}, specialize_on=[lambda n: n == 3])
+        },
+    }
+    f = px.compile(lambda x, y: x.sum() + y.sum(), dims=dims)
+    lines = [x for x in f.explain().splitlines() if x.startswith("expected waste")]
+    assert lines == [
+        "expected waste of n: 0.0% in 1 bucket, over its histogram",
+        "expected waste of t: 25.0% in 2 buckets, over its histogram",
+    ]
