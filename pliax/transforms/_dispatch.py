@@ -22,14 +22,22 @@ class Form:
     """The calls of one form: how to read their sizes, and what serves them.
 
     Attributes:
-        read: from (args, kwargs) to the sizes that matter, as a tuple.
+        accessors: Python expressions of the sizes that matter.
         table: from those sizes to a bound plan; None where several kinds of calls
             share the sizes and only the whole key tells them apart.
+        read: from (args, kwargs) to the sizes, as a tuple.
+        find: from (args, kwargs) to what the table has for them, or None.
     """
 
-    read: Callable[[tuple, dict], tuple[int, ...]]
+    accessors: frozenset[str]
     table: dict[tuple[int, ...], Any] = dataclasses.field(default_factory=dict)
-    accessors: frozenset[str] = frozenset()
+    read: Callable[[tuple, dict], tuple[int, ...]] = dataclasses.field(init=False)
+    find: Callable[[tuple, dict], Any] = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        sizes = f"({''.join(f'{a}, ' for a in sorted(self.accessors))})"
+        self.read = _function(sizes)
+        self.find = _function(f"get({sizes})", get=self.table.get)
 
     def remember(self, args: tuple, kwargs: dict, bound: Any) -> None:
         """Notes which plan serves such a call."""
@@ -67,7 +75,5 @@ def _step(key: Any) -> str | None:
     return None
 
 
-def reader(accessors: Sequence[str]) -> Callable[[tuple, dict], tuple[int, ...]]:
-    """A function that reads all of these at once."""
-    items = "".join(f"{a}, " for a in sorted(accessors))
-    return eval(f"lambda args, kwargs: ({items})")
+def _function(expression: str, **names: Any) -> Callable[[tuple, dict], Any]:
+    return eval(f"lambda args, kwargs: {expression}", names)

@@ -34,15 +34,19 @@ def note_deleted(
     error.add_note(text)
 
 
-def give_away(
-    parameters: Parameters, donated: tuple[int, ...], copied: Sequence[Leaf]
-) -> None:
-    """Deletes donated arrays that a call copied into buckets and did not use up."""
+def are_donated(
+    parameters: Parameters, donated: tuple[int, ...], leaves: Sequence[Leaf]
+) -> list[bool]:
+    """Which arguments the user gives away."""
     roots = [_root(parameters, position) for position in donated if position >= 0]
-    for leaf in copied:
-        is_donated = any(leaf.steps[: len(root)] == root for root in roots)
-        if is_donated and isinstance(leaf.value, jax.Array):
-            leaf.value.delete()
+    return [any(leaf.steps[: len(r)] == r for r in roots) for leaf in leaves]
+
+
+def delete(leaves: Sequence[Any], numbers: Sequence[int]) -> None:
+    """Deletes donated arrays that a call copied into buckets and did not use up."""
+    for i in numbers:
+        if isinstance(leaves[i], jax.Array):
+            leaves[i].delete()
 
 
 _BY_THIS = (

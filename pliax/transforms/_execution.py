@@ -1,16 +1,23 @@
 """One executable: a trace in one bucket, and the arrays on their way in and out."""
 
+import contextlib
 import dataclasses
+import functools
+import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pliax.core._jax import cache_size
 from pliax.core.dims import evaluate
 
+from ._buffers import Padding, cut_array, padded, places
+from ._donation import delete
 from ._families import Reading
 from ._ledger import Calls
 from .padding.interpreter import run
@@ -55,26 +62,53 @@ class Entry:
         return next((str(g) for g in guards if not g.holds(values or {})), None)
 
 
+class Unvetted(Exception):  # noqa: N818  (no user sees it)
+    """JAX began to trace an executable for arguments nobody has looked at."""
+
+
+class _Vetting(threading.local):
+    depth: int = 0  # while it is not 0 this thread may trace the executable
+
+
 @dataclasses.dataclass(eq=False)
 class Plan:
-    """An entry in a bucket: what one executable computes.
+    """An entry in a bucket: one executable, or several that differ in placement.
 
     Attributes:
-        number: what tells JAX's cache this executable from others.
         entry: the trace.
         ranges: the sizes it serves.
         group: the same, for statistics.
         reason: why it was built.
+        facts: of the call it was built for; None until it can be found.
+        tally: where its costs are counted.
+        jitted: the function that JAX compiles and calls.
+        built: how many executables of it have been accounted for.
     """
 
-    number: int
     entry: Entry
     ranges: dict[str, tuple[int, int]]
     group: str
     reason: str
     facts: Any = None
     tally: Any = None
-    out_sizes: tuple[tuple[Any, ...], ...] = ()
+    jitted: Any = None
+    built: int = 0
+    _vetting: _Vetting = dataclasses.field(default_factory=_Vetting)
+
+    @contextlib.contextmanager
+    def vetted(self) -> Iterator[None]:
+        """Lets this thread trace the executable, as arguments have been looked at."""
+        self._vetting.depth += 1
+        try:
+            yield
+        finally:
+            self._vetting.depth -= 1
+            self.built = cache_size(self.jitted)
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether JAX has built an executable that is not accounted for."""
+        return cache_size(self.jitted) != self.built
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -86,7 +120,20 @@ class Plan:
         trace = self.entry.trace
         return Bucket(self.ranges, values, trace.equal if trace else {})
 
-    def run(self, sizes: Any, args: tuple, kwargs: dict) -> Any:
+    def compile_as(self, f: Callable[..., Any], donated: Sequence[int]) -> None:
+        """Makes what JAX compiles, under the name and signature of f."""
+
+        def body(vector: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if not self._vetting.depth:
+                raise Unvetted
+            return self._run(vector, args, kwargs)
+
+        body.__name__, body.__qualname__ = f.__name__, f.__qualname__
+        body.__signature__ = _signature(f)  # type: ignore[attr-defined]
+        behind = tuple(p + 1 if p >= 0 else p for p in donated)
+        self.jitted = jax.jit(body, donate_argnums=behind)
+
+    def _run(self, sizes: Any, args: tuple, kwargs: dict) -> Any:
         """The executable's body, under JAX's trace."""
         leaves = jax.tree.leaves((args, kwargs))
         entry = self.entry
@@ -95,31 +142,45 @@ class Plan:
             args, kwargs = jax.tree.unflatten(entry.tree, leaves)
             return entry.function(*args, **kwargs)
         values = {name: sizes[i] for i, name in enumerate(self.ranges)}
-        bucket = self.bucket(values)
-        results = run(
-            bucket,
-            entry.trace.jaxpr,
-            entry.trace.consts,
-            _inputs(bucket, entry.trace, leaves),
-        )
-        self.out_sizes = tuple(v.aval.shape for v in entry.trace.jaxpr.outvars)
+        bucket, trace = self.bucket(values), entry.trace
+        arrays = _inputs(bucket, trace, leaves)
+        results = run(bucket, trace.jaxpr, trace.consts, arrays)
         data = [bucket.simplified(x).data for x in results]
-        return jax.tree.unflatten(entry.trace.out_tree, data)
+        return jax.tree.unflatten(trace.out_tree, data)
 
-    def bind(self, values: Mapping[str, int], leaves: Sequence[Any]) -> "Bound":
+    def bind(self, values: Mapping[str, int], args: tuple, kwargs: dict) -> "Bound":
         """The plan for exact sizes: what has to be padded and cut."""
-        vector = np.asarray([values[name] for name in self.ranges], np.int32)
-        packed = jax.device_put(vector) if len(vector) else None
-        inputs: dict[int, tuple[int, ...]] = {}
-        trace = self.entry.trace
+        paths, _ = jax.tree_util.tree_flatten_with_path((args, kwargs))
+        paddings, cuts, trace = [], {}, self.entry.trace
         if trace is not None:
             bucket = self.bucket({})
             for i, v in zip(trace.inputs, trace.jaxpr.invars, strict=True):
-                shape = bucket.shape(v.aval.shape)
-                if shape != np.shape(leaves[i]):
-                    inputs[i] = shape
-        calls = self.tally.part(*self._elements(values))
-        return Bound(self, packed, dict(values), inputs, calls)
+                exact, physical = np.shape(paths[i][1]), bucket.shape(v.aval.shape)
+                if exact != physical:
+                    paddings.append(Padding(i, exact, physical))
+            cuts = self._cuts(bucket, trace, values)
+        vector = np.asarray([values[name] for name in self.ranges], np.int32)
+        packed = jax.device_put(vector) if self.ranges else None
+        return Bound(
+            plan=self,
+            run=functools.partial(self.jitted, packed),
+            values=dict(values),
+            calls=self.tally.part(*self._elements(values)),
+            paddings=tuple(paddings),
+            places=places([path for path, _ in paths], paddings),
+            cuts=cuts,
+        )
+
+    def _cuts(
+        self, bucket: Bucket, trace: SymbolicTrace, values: Mapping[str, int]
+    ) -> dict[int, tuple[int, ...]]:
+        """The valid shapes of results that are longer."""
+        found = {}
+        for i, v in enumerate(trace.jaxpr.outvars):
+            shape = tuple(evaluate(n, values) for n in v.aval.shape)
+            if shape != bucket.shape(v.aval.shape):
+                found[i] = shape
+        return found
 
     def _elements(self, values: Mapping[str, int]) -> tuple[int, int]:
         """Valid elements along the dynamic sizes, and those of their bucket."""
@@ -140,50 +201,62 @@ class Bound:
 
     Attributes:
         plan: the executable.
-        vector: the named sizes as one array on the device.
-        values: the same as integers.
-        inputs: the physical shapes of arguments that need padding.
+        run: the executable, given the named sizes in one packed vector.
+        values: the named sizes.
         calls: what counts its calls.
-        outputs: the valid shapes of results that need cutting.
+        paddings: the arguments that have to be padded.
+        places: where those lie; None where the arguments must be flattened.
+        cuts: the valid shapes of results that have to be cut, by number.
+        donated: the numbers of padded arguments which the user gave away.
+        fits: whether arrays go in and come out as they are.
     """
 
     plan: Plan
-    vector: Any
+    run: Callable[..., Any]
     values: dict[str, int]
-    inputs: dict[int, tuple[int, ...]]
     calls: Calls
-    outputs: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    paddings: tuple[Padding, ...]
+    places: dict | None
+    cuts: dict[int, tuple[int, ...]]
+    donated: tuple[int, ...] = ()
+    fits: bool = dataclasses.field(init=False)
 
-    @property
-    def fits(self) -> bool:
-        """Whether arrays go in and come out as they are."""
-        return not self.inputs and not self.outputs
+    def __post_init__(self):
+        self.fits = not self.paddings and not self.cuts
 
-    def read_outputs(self) -> None:
-        """Notes what has to be cut, once the plan has been traced."""
-        bucket = self.plan.bucket({})
-        for i, sizes in enumerate(self.plan.out_sizes):
-            shape = tuple(evaluate(n, self.values) for n in sizes)
-            if shape != bucket.shape(sizes):
-                self.outputs[i] = shape
+    def __call__(self, args: tuple, kwargs: dict) -> Any:
+        """The results of one call, whose arguments are of these sizes."""
+        given, named = self.pad(args, kwargs)
+        results = self.run(*given, **named)
+        if self.cuts:
+            leaves, tree = jax.tree.flatten(results)
+            for i, shape in self.cuts.items():
+                leaves[i] = cut_array(leaves[i], shape)
+            results = jax.tree.unflatten(tree, leaves)
+        if self.donated:
+            delete(jax.tree.leaves((args, kwargs)), self.donated)
+        return results
 
     def pad(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """The arguments in their buckets."""
-        if not self.inputs:
+        if not self.paddings:
             return args, kwargs
+        if self.places is not None:
+            return padded((args, kwargs), self.places)
         leaves, tree = jax.tree.flatten((args, kwargs))
-        for i, shape in self.inputs.items():
-            leaves[i] = pad_array(leaves[i], shape)
+        for padding in self.paddings:
+            leaves[padding.leaf] = padding(leaves[padding.leaf])
         return jax.tree.unflatten(tree, leaves)
 
-    def cut(self, results: Any) -> Any:
-        """The valid part of the results."""
-        if not self.outputs:
-            return results
-        leaves, tree = jax.tree.flatten(results)
-        for i, shape in self.outputs.items():
-            leaves[i] = cut_array(leaves[i], shape)
-        return jax.tree.unflatten(tree, leaves)
+
+def _signature(f: Callable[..., Any]) -> inspect.Signature:
+    """The user's, behind an argument of ours: JAX finds donated names in it."""
+    kind = inspect.Parameter
+    try:
+        theirs = list(inspect.signature(f).parameters.values())
+    except (TypeError, ValueError):
+        theirs = [kind("args", kind.VAR_POSITIONAL), kind("kwargs", kind.VAR_KEYWORD)]
+    return inspect.Signature([kind("_sizes", kind.POSITIONAL_ONLY), *theirs])
 
 
 def _with_constants(leaves: Sequence[Any], reading: Reading) -> list[Any]:
@@ -200,58 +273,3 @@ def _inputs(
 ) -> list[Padded]:
     pairs = zip(trace.inputs, trace.jaxpr.invars, strict=True)
     return [bucket.simple(jnp.asarray(leaves[i]), v.aval.shape) for i, v in pairs]
-
-
-# --- arrays in and out ----------------------------------------------------------------
-
-
-def pad_array(x: Any, shape: tuple[int, ...]) -> Any:
-    """An array at the start of a longer one, without a compilation for its size."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # keys know no zero to pad with
-        index = [
-            np.minimum(np.arange(n), m - 1) for n, m in zip(shape, x.shape, strict=True)
-        ]
-        return x[np.ix_(*index)]
-    if _is_spread(x, shape):
-        return _by_device(pad_array, x, shape)
-    if isinstance(x, jax.Array) and not _is_on_host(x):
-        widths = [(0, n - m, 0) for n, m in zip(shape, x.shape, strict=True)]
-        longer = jax.lax.pad(x, jnp.zeros((), x.dtype), widths)
-        return jax.device_put(longer, x.sharding) if x.committed else longer
-    longer = np.zeros(shape, x.dtype)
-    longer[tuple(slice(n) for n in np.shape(x))] = x
-    is_placed = isinstance(x, jax.Array) and x.committed
-    return jax.device_put(longer, x.sharding) if is_placed else longer
-
-
-def cut_array(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The first elements along each axis, without a compilation for their number."""
-    if _is_spread(x, shape):
-        return _by_device(cut_array, x, shape)
-    part = tuple(slice(n) for n in shape)
-    if not _is_on_host(x):
-        return x[part]
-    cut = np.ascontiguousarray(np.asarray(x)[part])
-    return jax.device_put(cut, x.sharding if x.committed else None)
-
-
-def _is_spread(x: Any, shape: tuple[int, ...]) -> bool:
-    """Whether several devices have parts of an array, whole along axes that change."""
-    if not isinstance(x, jax.Array) or len(x.sharding.device_set) == 1:
-        return False
-    local = x.sharding.shard_shape(x.shape)
-    return all(a in (b, c) for a, b, c in zip(x.shape, shape, local, strict=True))
-
-
-def _by_device(change: Callable[..., Any], x: jax.Array, shape: tuple[int, ...]) -> Any:
-    local = x.sharding.shard_shape(shape)
-    parts = [change(shard.data, local) for shard in x.addressable_shards]
-    return jax.make_array_from_single_device_arrays(shape, x.sharding, parts)
-
-
-def _is_on_host(x: jax.Array) -> bool:
-    """Whether NumPy can read an array in place."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.extended) or x.weak_type:
-        return False
-    devices = x.sharding.device_set
-    return len(devices) == 1 and next(iter(devices)).platform == "cpu"

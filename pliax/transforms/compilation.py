@@ -10,7 +10,7 @@ JAX's compiled function, whose own cache tells everything else apart. The long o
 what the short one does not know, flattens the arguments, finds or traces the entry that
 serves them, picks its bucket, and compiles, stage by stage and timed. An executable
 that JAX would trace without the long way having vetted the arguments stops at once
-(`_Unvetted`): an answer never depends on the short way's table.
+(`Unvetted`): an answer never depends on the short way's table.
 
 Inside another transformation (jit, grad, vmap) the call belongs to that transformation:
 the function itself is traced, and only its traces are counted here.
@@ -18,7 +18,6 @@ the function itself is traced, and only its traces are counted here.
 
 import dataclasses
 import functools
-import inspect
 import threading
 import time
 import types
@@ -36,12 +35,13 @@ from ._arguments import (
     read_parameters,
     unmark_static,
 )
+from ._buffers import Unlike
 from ._catalog import Catalog, RecompileLimitError as RecompileLimitError
 from ._decisions import function_name, read_decisions
-from ._dispatch import Form, accessor, reader
-from ._donation import give_away, note_deleted
-from ._execution import Bound, Entry, Plan
-from ._families import Family, sizes_of_leaves
+from ._dispatch import Form, accessor
+from ._donation import are_donated, note_deleted
+from ._execution import Bound, Plan, Unvetted
+from ._families import sizes_of_leaves
 from ._kinds import kind, unmarked
 from ._ledger import Ledger, Stats
 from ._logs import tell_executable
@@ -56,12 +56,27 @@ from .specialization import range_text
 _NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 
 
-class _Unvetted(Exception):  # noqa: N818  (no user sees it)
-    """JAX began to trace an executable for arguments nobody has looked at."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Call:
+    """A call that the short way does not know.
 
+    Attributes:
+        key: its structure and types, all but sizes.
+        sizes: in the order of its flat arguments.
+        args: as the user gave them, perhaps marked.
+        kwargs: likewise.
+        entry: the trace that serves it.
+        values: the trace's named sizes in this call.
+        facts: what explains why it was compiled.
+    """
 
-class _Current(threading.local):
-    plan: Plan | None = None  # whose executable may be traced in this thread
+    key: Hashable
+    sizes: tuple[int, ...]
+    args: tuple
+    kwargs: dict
+    entry: Any = None
+    values: dict[str, int] = dataclasses.field(default_factory=dict)
+    facts: Any = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -87,13 +102,10 @@ class CompiledFunction:
     _counted: Callable[..., Any]
     _catalog: Catalog
     _plain: Any = dataclasses.field(init=False)
-    _jitted: Any = dataclasses.field(init=False)
-    _current: Any = dataclasses.field(init=False, default_factory=_Current)
     _forms: dict = dataclasses.field(init=False, default_factory=dict)
     _known: dict = dataclasses.field(init=False, default_factory=dict)
     _plans: list = dataclasses.field(init=False, default_factory=list)
     _noticed: list = dataclasses.field(init=False, default_factory=list)
-    _built: list = dataclasses.field(init=False, default_factory=lambda: [0])
     _building: dict = dataclasses.field(init=False, default_factory=dict)
     _lock: Any = dataclasses.field(init=False, default_factory=threading.RLock)
 
@@ -102,78 +114,77 @@ class CompiledFunction:
         object.__setattr__(self, "_plain", plain)
         for name in _NAMES:
             object.__setattr__(self, name, getattr(plain, name))
-        donated = tuple(p + 2 if p >= 0 else p for p in self._options.donated)
-        object.__setattr__(
-            self,
-            "_jitted",
-            jax.jit(_executable(self), static_argnums=0, donate_argnums=donated),
-        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function, compiling it first where this kind of call is new."""
         if self._parameters.static:
             args, kwargs = self._parameters.mark_static(args, kwargs)
         try:
-            bound = self._find(args, kwargs)
-            if bound is not None and bound.fits:
-                return self._run(bound, args, kwargs)
-        except _Unvetted:
-            pass
-        except RuntimeError as error:
-            donated = self._options.donated
-            note_deleted(error, self._parameters, donated, args, kwargs)
-            raise
-        try:
+            form = self._forms.get((len(args), *kwargs))
+            if form is not None and trace_state_clean():
+                try:
+                    bound = form.find(args, kwargs)
+                except Exception:  # no such argument, or one that has no hash
+                    bound = None
+                if bound is not None:
+                    try:
+                        return self._run(bound, args, kwargs)
+                    except (Unvetted, Unlike):
+                        pass
             return self._call(args, kwargs)
         except RuntimeError as error:
             donated = self._options.donated
             note_deleted(error, self._parameters, donated, args, kwargs)
             raise
 
-    def _find(self, args: tuple, kwargs: dict) -> Bound | None:
-        """What serves a call, by the few sizes that matter."""
-        form = self._forms.get((len(args), *kwargs))
-        if form is None or not trace_state_clean():
-            return None
-        try:
-            return form.table.get(form.read(args, kwargs))
-        except Exception:  # no such argument, or one that has no hash
-            return None
+    # --- the short way ----------------------------------------------------------------
 
     def _run(self, bound: Bound, args: tuple, kwargs: dict) -> Any:
         start = time.perf_counter()
-        result = self._jitted(bound.plan.number, bound.vector, *args, **kwargs)
+        result = bound.run(*args, **kwargs) if bound.fits else bound(args, kwargs)
         seconds = time.perf_counter() - start
-        if cache_size(self._jitted) != self._built[0]:
+        if bound.plan.has_grown:
             seconds -= self._notice(bound, args, kwargs, seconds)
         bound.calls.called(seconds)
         return result
 
     def _notice(self, bound: Bound, args: tuple, kwargs: dict, seconds: float) -> float:
         """Counts an executable that JAX built for itself: one trace, placed anew."""
-        self._built[0] = cache_size(self._jitted)
+        plan = bound.plan
+        plan.built = cache_size(plan.jitted)
         leaves, structure = jax.tree_util.tree_flatten((args, kwargs))
         key = (structure, call_context(), tuple(map(kind, leaves)))
         sizes = sizes_of_leaves(leaves)
         if (key, sizes) in self._known:
             return 0.0
         self._known[key, sizes] = bound
-        facts = self._facts(*unmarked(args, kwargs))
-        with self._ledger.building(bound.plan.group) as tally:
+        facts = self._facts(args, kwargs)
+        with self._ledger.building(plan.group) as tally:
             tally.add(compilations=1, compile_seconds=seconds)
         reason = explain_miss(facts, self._all_facts())
-        plan = bound.plan
         tell_executable(self._parameters.owner, plan.group, reason)
-        row = Plan(plan.number, plan.entry, {}, plan.group, reason, facts, tally)
-        self._noticed.append(row)
+        self._noticed.append(Plan(plan.entry, {}, plan.group, reason, facts, tally))
         return seconds
 
-    def _facts(self, args: tuple, kwargs: dict) -> Any:
-        named = self._sizes.read(self._check_leaves(args, kwargs))
-        return read_facts(self._parameters, args, kwargs, named)
-
-    def _all_facts(self) -> list[Any]:
-        return [plan.facts for plan in (*self._plans, *self._noticed) if plan.facts]
+    def _remember(self, args: tuple, kwargs: dict, bound: Bound) -> None:
+        """Lets the short way find this plan."""
+        paths, _ = jax.tree_util.tree_flatten_with_path((args, kwargs))
+        reading = bound.plan.entry.reading
+        pairs = zip(reading.positions, reading.wanted, strict=True)
+        found: set[str] = set()
+        for position, wanted in pairs:
+            if isinstance(wanted, str) or position.axis is None:
+                text = accessor(paths[position.leaf][0], position)
+                if text is None:  # only JAX can find it
+                    return
+                found.add(text)
+        key = (len(args), *kwargs)
+        with self._lock:
+            form = self._forms.get(key)
+            if form is None or not found <= form.accessors:
+                form = Form(frozenset(found) | (form.accessors if form else set()))
+            form.remember(args, kwargs, bound)
+            self._forms[key] = form
 
     # --- the long way -----------------------------------------------------------------
 
@@ -191,19 +202,11 @@ class CompiledFunction:
         if bound is None:
             if jax.config.jax_disable_jit:
                 return self._call_plainly(args, kwargs)
-            bound = self._build_once(key, sizes, args, kwargs)
+            bound = self._bind_once(_Call(key, sizes, args, kwargs))
         start = time.perf_counter()
-        given = args, kwargs
-        args, kwargs = bound.pad(args, kwargs)
-        with self._vetted(bound.plan):
-            result = self._jitted(bound.plan.number, bound.vector, *args, **kwargs)
-        result = bound.cut(result)
-        if bound.inputs and self._options.donated:
-            leaves = self._parameters.leaves(*unmarked(*given))
-            copied = [leaves[i] for i in bound.inputs]
-            give_away(self._parameters, self._options.donated, copied)
+        with bound.plan.vetted():
+            result = bound(args, kwargs)
         bound.calls.called(time.perf_counter() - start)
-        self._built[0] = cache_size(self._jitted)
         return result
 
     def _call_plainly(self, args: tuple, kwargs: dict) -> Any:
@@ -213,154 +216,94 @@ class CompiledFunction:
         with self._ledger.calling(self._ledger.uncached(group)):
             return self._plain(*args, **kwargs)
 
-    def _vetted(self, plan: Plan) -> Any:
-        return _Vetting(self._current, plan)
-
-    def _build_once(
-        self, key: Hashable, sizes: tuple[int, ...], args: tuple, kwargs: dict
-    ) -> Bound:
+    def _bind_once(self, call: _Call) -> Bound:
+        """What serves a call; threads that ask for one kind of call wait in line."""
         with self._lock:
-            building = self._building.setdefault(key, threading.RLock())
+            building = self._building.setdefault(call.key, threading.RLock())
         with building:
-            bound = self._known.get((key, sizes))
+            bound = self._known.get((call.key, call.sizes))
             if bound is None:  # else another thread built it while this one waited
-                bound = self._bind(key, sizes, args, kwargs)
-                self._known[key, sizes] = bound
-                self._remember(args, kwargs, bound)
+                bound = self._bind(call)
+                self._known[call.key, call.sizes] = bound
+                self._remember(call.args, call.kwargs, bound)
             return bound
 
-    def _bind(
-        self, key: Hashable, sizes: tuple[int, ...], args: tuple, kwargs: dict
-    ) -> Bound:
-        facts = self._facts(*unmarked(args, kwargs))
-        self._catalog.check_dims(
-            {name: size for name, (size, _) in facts.sizes.items()}
-        )
-        family = self._catalog.family(key, args, kwargs)
+    def _bind(self, call: _Call) -> Bound:
+        facts = self._facts(call.args, call.kwargs)
+        named = {name: size for name, (size, _) in facts.sizes.items()}
+        self._catalog.check_dims(named)
+        family = self._catalog.family(call.key, call.args, call.kwargs)
         entry, values = self._catalog.entry(
-            family, sizes, args, kwargs, (facts, self._all_facts())
+            family, call.sizes, call.args, call.kwargs, (facts, self._all_facts())
         )
-        return self._planned(family, entry, values, args, kwargs, facts)
-
-    # --- plans ------------------------------------------------------------------------
-
-    def _planned(
-        self,
-        family: Family,
-        entry: Entry,
-        values: dict[str, int],
-        args: tuple,
-        kwargs: dict,
-        facts: Any,
-    ) -> Bound:
+        call = dataclasses.replace(call, entry=entry, values=values, facts=facts)
         try:
-            return self._in_bucket(entry, values, args, kwargs, facts)
+            return self._in_bucket(call)
         except PaddingRefused as refusal:
             if self._options.padding == "require":
                 raise
             self._catalog.refuse(entry, refusal)
         try:
-            return self._in_bucket(entry, values, args, kwargs, facts)
+            return self._in_bucket(call)
         except PaddingRefused as refusal:  # not even at its exact sizes
             self._catalog.refuse(entry, refusal)
         entry = self._catalog.give_up(family, entry)
-        return self._in_bucket(entry, {}, args, kwargs, facts)
+        return self._in_bucket(dataclasses.replace(call, entry=entry, values={}))
 
-    def _in_bucket(
-        self,
-        entry: Entry,
-        values: dict[str, int],
-        args: tuple,
-        kwargs: dict,
-        facts: Any,
-    ) -> Bound:
-        leaves = jax.tree.leaves((args, kwargs))
-        ranges = self._catalog.ranges(entry, values, leaves)
-        for plan in self._plans:
-            if plan.entry is entry and plan.facts and plan.ranges == ranges:
-                return self._bound(plan, values, args, kwargs)
-        first = not any(plan.entry is entry and plan.facts for plan in self._plans)
-        reason = entry.reason if first else f"new bucket: {range_text(ranges)}"
-        return self._compile(entry, ranges, values, reason, args, kwargs, facts)
-
-    def _compile(
-        self,
-        entry: Entry,
-        ranges: dict[str, tuple[int, int]],
-        values: dict[str, int],
-        reason: str,
-        args: tuple,
-        kwargs: dict,
-        facts: Any,
-    ) -> Bound:
-        group = self._group(ranges, facts)
-        with self._lock:
-            plan = Plan(len(self._plans), entry, ranges, group, reason)
-            self._plans.append(plan)
+    def _in_bucket(self, call: _Call) -> Bound:
+        """The executable of an entry for the bucket of a call."""
+        entry = call.entry
+        leaves = jax.tree.leaves((call.args, call.kwargs))
+        ranges = self._catalog.ranges(entry, call.values, leaves)
+        plans = [plan for plan in self._plans if plan.entry is entry and plan.facts]
+        for plan in plans:
+            if plan.ranges == ranges:
+                return self._bound(plan, call)
+        reason = f"new bucket: {range_text(ranges)}" if plans else entry.reason
+        group = _group(ranges, call.facts)
+        plan = Plan(entry, ranges, group, reason)
+        plan.compile_as(self._counted, self._options.donated)
         with self._ledger.building(group) as tally:
             plan.tally = tally
-            bound = self._staged(plan, values, args, kwargs)
+            bound = self._bound(plan, call)
+            self._compile(plan, bound, call)
             if entry.tally is not None:
                 tally.add(**entry.tally.read())
                 entry.tally = None
-        plan.facts = facts  # from now on it can be found
+        plan.facts = call.facts
+        with self._lock:
+            self._plans.append(plan)
         return bound
 
-    def _staged(
-        self, plan: Plan, values: dict[str, int], args: tuple, kwargs: dict
-    ) -> Bound:
-        bound = plan.bind(values, jax.tree.leaves((args, kwargs)))
-        args, kwargs = bound.pad(args, kwargs)
-        with self._vetted(plan):
+    def _bound(self, plan: Plan, call: _Call) -> Bound:
+        bound = plan.bind(call.values, call.args, call.kwargs)
+        if bound.paddings and self._options.donated:
+            leaves = self._parameters.leaves(*unmarked(call.args, call.kwargs))
+            given = are_donated(self._parameters, self._options.donated, leaves)
+            bound.donated = tuple(p.leaf for p in bound.paddings if given[p.leaf])
+        return bound
+
+    def _compile(self, plan: Plan, bound: Bound, call: _Call) -> None:
+        """Builds the executable stage by stage, timed; the first call finds it."""
+        args, kwargs = bound.pad(call.args, call.kwargs)
+        with plan.vetted():
             with self._ledger.tracing(plan.tally):
-                traced = self._jitted.trace(plan.number, bound.vector, *args, **kwargs)
+                traced = plan.jitted.trace(*bound.run.args, *args, **kwargs)
             tell_executable(self._parameters.owner, plan.group, plan.reason)
             lowered, seconds = _timed(traced.lower)
             plan.tally.add(lower_seconds=seconds)
             _, seconds = _timed(lowered.compile)
             plan.tally.add(compile_seconds=seconds, compilations=1)
-        bound.read_outputs()
-        return bound
-
-    def _bound(
-        self, plan: Plan, values: dict[str, int], args: tuple, kwargs: dict
-    ) -> Bound:
-        bound = plan.bind(values, jax.tree.leaves((args, kwargs)))
-        bound.read_outputs()
-        return bound
-
-    def _group(self, ranges: Mapping[str, tuple[int, int]], facts: Any) -> str:
-        """The named sizes an executable is for, "b=8" or "t<=64"."""
-        texts = []
-        for name, (size, _) in facts.sizes.items():
-            low, high = ranges.get(name, (size, size))
-            texts.append(range_text({name: (low, high)}))
-        return ", ".join(texts)
-
-    # --- the short way ----------------------------------------------------------------
-
-    def _remember(self, args: tuple, kwargs: dict, bound: Bound) -> None:
-        """Lets the short way find this plan."""
-        paths, _ = jax.tree_util.tree_flatten_with_path((args, kwargs))
-        entry = bound.plan.entry
-        found = set()
-        for position, wanted in zip(
-            entry.reading.positions, entry.reading.wanted, strict=True
-        ):
-            if isinstance(wanted, str) or position.axis is None:
-                found.add(accessor(paths[position.leaf][0], position))
-        if None in found:
-            return
-        key = (len(args), *kwargs)
-        with self._lock:
-            form = self._forms.get(key)
-            if form is None or not found <= form.accessors:
-                accessors = frozenset(found) | (form.accessors if form else frozenset())
-                form = Form(reader(sorted(accessors)), accessors=accessors)
-            form.remember(args, kwargs, bound)
-            self._forms[key] = form
 
     # --- what is known ----------------------------------------------------------------
+
+    def _facts(self, args: tuple, kwargs: dict) -> Any:
+        args, kwargs = unmarked(args, kwargs)
+        named = self._sizes.read(self._check_leaves(args, kwargs))
+        return read_facts(self._parameters, args, kwargs, named)
+
+    def _all_facts(self) -> list[Any]:
+        return [plan.facts for plan in (*self._plans, *self._noticed) if plan.facts]
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds as a method: the instance becomes the first argument, as in jax.jit."""
@@ -540,48 +483,6 @@ def compile(
     return CompiledFunction(f, parameters, sizes, options, ledger, counted, catalog)
 
 
-def _executable(function: CompiledFunction) -> Callable[..., Any]:
-    """What JAX compiles, under the user's name."""
-
-    def body(number: int, vector: Any, /, *args: Any, **kwargs: Any) -> Any:
-        plan = function._plans[number]
-        if function._current.plan is not plan:
-            raise _Unvetted
-        return plan.run(vector, args, kwargs)
-
-    body.__signature__ = _signature(function._counted)  # type: ignore[attr-defined]
-    body.__name__ = function._plain.__name__
-    body.__qualname__ = function._plain.__qualname__
-    return body
-
-
-def _signature(f: Callable[..., Any]) -> inspect.Signature:
-    """The user's, behind two arguments of ours: JAX finds donated names in it."""
-    ours = [
-        inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY)
-        for name in ("_plan_number", "_sizes_vector")
-    ]
-    try:
-        theirs = list(inspect.signature(f).parameters.values())
-    except (TypeError, ValueError):
-        rest = inspect.Parameter
-        theirs = [rest("args", rest.VAR_POSITIONAL), rest("kwargs", rest.VAR_KEYWORD)]
-    return inspect.Signature([*ours, *theirs])
-
-
-class _Vetting:
-    """While it is entered, this thread may trace a plan's executable."""
-
-    def __init__(self, current: _Current, plan: Plan):
-        self._current, self._plan = current, plan
-
-    def __enter__(self):
-        self._outer, self._current.plan = self._current.plan, self._plan
-
-    def __exit__(self, *_: Any):
-        self._current.plan = self._outer
-
-
 def _count_traces(f: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:
     """F as JAX sees it: under its own name and signature, counting its traces."""
 
@@ -599,6 +500,15 @@ def _count_traces(f: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:
     body.__doc__ = f.__doc__
     body.__wrapped__ = f  # pyright: ignore[reportFunctionMemberAccess]
     return body
+
+
+def _group(ranges: Mapping[str, tuple[int, int]], facts: Any) -> str:
+    """The named sizes an executable is for, "b=8" or "t<=64"."""
+    texts = []
+    for name, (size, _) in facts.sizes.items():
+        low, high = ranges.get(name, (size, size))
+        texts.append(range_text({name: (low, high)}))
+    return ", ".join(texts)
 
 
 def _timed(stage: Callable[[], Any]) -> tuple[Any, float]:

@@ -1,0 +1,140 @@
+"""Arrays on their way into buckets and out of them, without a compilation per size."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Unlike(Exception):  # noqa: N818  (no user sees it)
+    """An argument of another shape or structure than those a plan was bound to."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Padding:
+    """What happens to one argument.
+
+    Attributes:
+        leaf: its number among the flat arguments.
+        exact: the shape it comes with.
+        physical: the shape of the bucket.
+    """
+
+    leaf: int
+    exact: tuple[int, ...]
+    physical: tuple[int, ...]
+
+    def __call__(self, x: Any) -> Any:
+        """The argument in its bucket."""
+        if x.shape != self.exact:
+            raise Unlike
+        return pad_array(x, self.physical)
+
+
+def pad_array(x: Any, shape: tuple[int, ...]) -> Any:
+    """An array at the start of a longer one.
+
+    On a GPU the copy is compiled for each size.
+    """
+    if type(x) is np.ndarray:
+        return _longer(x, shape)
+    if not isinstance(x, jax.Array):
+        return _longer(np.asarray(x), shape)
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # keys know no zero to pad with
+        pairs = zip(shape, x.shape, strict=True)
+        return x[np.ix_(*(np.minimum(np.arange(n), m - 1) for n, m in pairs))]
+    if _is_spread(x, shape):
+        return _by_device(pad_array, x, shape)
+    if _is_on_host(x):
+        longer = _longer(np.asarray(x), shape)
+        return jax.device_put(longer, x.sharding) if x.committed else longer
+    widths = [(0, n - m, 0) for n, m in zip(shape, x.shape, strict=True)]
+    longer = jax.lax.pad(x, jnp.zeros((), x.dtype), widths)
+    return jax.device_put(longer, x.sharding) if x.committed else longer
+
+
+def _longer(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    longer = np.zeros(shape, x.dtype)
+    longer[tuple(map(slice, x.shape))] = x
+    return longer
+
+
+def cut_array(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The first elements along each axis."""
+    if _is_spread(x, shape):
+        return _by_device(cut_array, x, shape)
+    part = tuple(map(slice, shape))
+    if not _is_on_host(x):
+        return x[part]
+    cut = np.ascontiguousarray(np.asarray(x)[part])
+    return jax.device_put(cut, x.sharding if x.committed else None)
+
+
+def _is_spread(x: jax.Array, shape: tuple[int, ...]) -> bool:
+    """Whether several devices have parts of an array, whole along axes that change."""
+    if len(x.sharding.device_set) == 1:
+        return False
+    local = x.sharding.shard_shape(x.shape)
+    return all(a in (b, c) for a, b, c in zip(x.shape, shape, local, strict=True))
+
+
+def _by_device(change: Callable[..., Any], x: jax.Array, shape: tuple[int, ...]) -> Any:
+    local = x.sharding.shard_shape(shape)
+    parts = [change(shard.data, local) for shard in x.addressable_shards]
+    return jax.make_array_from_single_device_arrays(shape, x.sharding, parts)
+
+
+def _is_on_host(x: jax.Array) -> bool:
+    """Whether NumPy can read an array in place."""
+    if x.weak_type or jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        return False
+    return _is_of_host(x.sharding)
+
+
+@functools.lru_cache(maxsize=64)
+def _is_of_host(sharding: Any) -> bool:
+    devices = sharding.device_set
+    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
+
+
+# --- arguments with some of them padded -----------------------------------------------
+
+
+def places(paths: list[tuple[Any, ...]], paddings: list[Padding]) -> dict | None:
+    """Where arguments to pad lie: nested dicts by key and number, down to a Padding.
+
+    None where they lie in other containers than dicts, lists and tuples.
+    """
+    found: dict = {}
+    for padding in paddings:
+        *outer, last = paths[padding.leaf]
+        if not all(isinstance(key, _PLAIN_KEYS) for key in (*outer, last)):
+            return None
+        inner = found
+        for key in outer:
+            inner = inner.setdefault(_step(key), {})
+        inner[_step(last)] = padding
+    return found
+
+
+_PLAIN_KEYS = (jax.tree_util.SequenceKey, jax.tree_util.DictKey)
+
+
+def _step(key: Any) -> Any:
+    return key.idx if isinstance(key, jax.tree_util.SequenceKey) else key.key
+
+
+def padded(tree: Any, places: dict) -> Any:
+    """Nested dicts, lists and tuples with some of their arrays in buckets."""
+    kind = type(tree)
+    if kind is not dict and kind is not tuple and kind is not list:
+        raise Unlike
+    copy: Any = tree.copy() if kind is dict else list(tree)
+    for step, inner in places.items():
+        x = copy[step]
+        copy[step] = padded(x, inner) if type(inner) is dict else inner(x)
+    return tuple(copy) if kind is tuple else copy
