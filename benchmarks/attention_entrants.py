@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pliax as px
-from benchmarks import harness, torch_flex_cpu
+from benchmarks import harness, torch_worker
 from benchmarks.attention_workloads import (
     PROGRAMS,
     Workload,
@@ -62,7 +62,7 @@ def _rival(
 class TorchEntry:
     """A program compiled by the worker, under the harness's names for an entry."""
 
-    worker: torch_flex_cpu.Torch
+    worker: torch_worker.Torch
     rival: harness.Rival
     compile_s: float
 
@@ -75,7 +75,7 @@ class TorchEntry:
         return self.worker.ask(do="sample")["ms"]
 
 
-def torch_entry(worker: torch_flex_cpu.Torch, workload: Workload) -> TorchEntry:
+def torch_entry(worker: torch_worker.Torch, workload: Workload) -> TorchEntry:
     q, k, v = (np.ascontiguousarray(x.swapaxes(1, 2)) for x in workload.arrays)
     worker.save(q=q, k=k, v=v, ids=document_ids(workload.S), slopes=slopes(workload.H))
     answer = worker.ask(do="prepare", program=workload.program)

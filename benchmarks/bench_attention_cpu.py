@@ -13,13 +13,10 @@ A turn counts when the cores share the cache that the machine says they share
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import core_distance, harness, torch_flex_cpu
+from benchmarks import core_distance, harness, torch_flex_cpu, torch_worker
 from benchmarks.attention_entrants import TorchEntry, jax_nn, pliax, torch_entry
 from benchmarks.attention_workloads import D, Workload, oracle
 
@@ -280,11 +277,11 @@ def _mib(row: dict[str, Any]) -> str:
 def main() -> None:
     options = _options()
     jax.config.update("jax_platforms", "cpu")
-    environment = {**harness.environment_record(), "command": _command()}
+    environment = {**harness.environment_record(), "command": torch_worker.command()}
     samples = 3 if options.quick else options.samples
     distance = core_distance.probe()
     rows, verdicts, lines = [], [], []
-    with _worker(options) as worker:
+    with torch_worker.running(options, torch_flex_cpu.__file__) as worker:
         torch = None if worker is None else worker.ask(do="versions")["torch"]
         environment["versions"]["torch"] = torch
         for duel in duels(quick=options.quick):
@@ -307,38 +304,11 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="seconds, for a test")
     parser.add_argument("--samples", type=int, default=9)
-    parser.add_argument("--torch-python", type=Path, help="a Python that has torch")
-    parser.add_argument("--without-torch", action="store_true")
+    torch_worker.add_options(parser)
     parser.add_argument(
         "--output", type=Path, default=harness.RESULTS / "attention_cpu.json"
     )
     return parser.parse_args()
-
-
-def _command() -> str:
-    """The command, without where this machine keeps its torch."""
-    words = [Path(sys.executable).name, *sys.argv]
-    for i, word in enumerate(words):
-        if word == "--torch-python":
-            words[i + 1] = "PATH"
-        elif word.startswith("--torch-python="):
-            words[i] = "--torch-python=PATH"
-    return " ".join(words)
-
-
-@contextlib.contextmanager
-def _worker(options: argparse.Namespace) -> Iterator[torch_flex_cpu.Torch | None]:
-    """A torch that waits for questions, or None."""
-    if options.without_torch:
-        yield None
-        return
-    python = options.torch_python or torch_flex_cpu.install()
-    with tempfile.TemporaryDirectory() as folder:
-        worker = torch_flex_cpu.start(python, Path(folder))
-        try:
-            yield worker
-        finally:
-            worker.close()
 
 
 if __name__ == "__main__":

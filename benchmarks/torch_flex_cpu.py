@@ -1,106 +1,26 @@
-"""torch.compile(flex_attention) on a CPU, as a rival that lives in its own Python.
+"""torch.compile(flex_attention) on a CPU: the worker of `torch_worker`.
 
-Both ends of one pipe. The benchmark imports `Torch`, which needs no torch; run as a
-script by a Python that has torch, this file answers one JSON line with another:
+Run as a script by a Python that has torch, it answers one JSON line with another:
 
     {"do": "prepare", "program": "causal"}  ->  {"compile_s": 9.1, "output": "out.npy"}
     {"do": "sample"}                        ->  {"ms": 41.7}
 
 The arrays lie as .npy files in one folder: q, k, v in torch's own layout (B, H, S, D),
-the document ids and the slopes of ALiBi. Samples are asked for one at a time, so that
-the rivals take turns; the time is taken beside the call and holds no part of the pipe.
+the document ids and the slopes of ALiBi.
 
     python torch_flex_cpu.py FOLDER THREADS
 """
 
-import contextlib
 import json
-import os
-import shutil
-import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 
-TORCH = "2.13.0"
 CAP = 20.0
-
-
-# --- the benchmark's end --------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Torch:
-    """A running worker and the folder that it shares with the benchmark."""
-
-    process: Any
-    folder: Path
-
-    def ask(self, **question: Any) -> dict[str, Any]:
-        """Send one question and wait for its answer."""
-        with contextlib.suppress(BrokenPipeError):  # then there is no answer either
-            self.process.stdin.write(json.dumps(question) + "\n")
-            self.process.stdin.flush()
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise RuntimeError(
-                f"torch: asked for {question}, found that its process ended with "
-                f"status {self.process.wait()}.\nIts last words stand above."
-            )
-        return json.loads(answer)
-
-    def save(self, **arrays: np.ndarray) -> None:
-        """Lay arrays into the folder, for the next `prepare`."""
-        for name, array in arrays.items():
-            np.save(self.folder / f"{name}.npy", array)
-
-    def close(self) -> None:
-        """End of input ends the worker."""
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
-        self.process.stdout.close()
-        self.process.wait()
-
-
-def start(python: Path, folder: Path) -> Torch:
-    """Start a worker on all cores; compiled code stays in `folder`, none is reused."""
-    command = [python, __file__, folder, os.cpu_count()]
-    process = subprocess.Popen(
-        [str(word) for word in command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")},
-    )
-    return Torch(process, folder)
-
-
-def install() -> Path:
-    """A Python with this torch, made once in the user's cache folder."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    environment = cache / "pliax" / f"torch-{TORCH}"
-    python, done = environment / "bin" / "python", environment / "complete"
-    if done.exists():
-        return python
-    if shutil.which("python3.11") is None:
-        raise RuntimeError(
-            f"torch {TORCH}: its CPU build was asked for, found no python3.11 to "
-            "install it on.\nInstall one, name another with --torch-python PATH, or "
-            "leave this rival out with --without-torch."
-        )
-    subprocess.run(["python3.11", "-m", "venv", str(environment)], check=True)
-    pip = [str(python), "-m", "pip", "install", "--quiet"]
-    subprocess.run([*pip, f"torch=={TORCH}", "numpy"], check=True)
-    done.touch()
-    return python
-
-
-# --- torch's end ----------------------------------------------------------------------
 
 
 def main() -> None:

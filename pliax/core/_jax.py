@@ -7,7 +7,7 @@ this file is the one that changes.
 
 import operator
 import types
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from jax._src import (
@@ -21,7 +21,6 @@ from jax._src.core import (
     Primitive as Primitive,
     dim_value_aval as dim_value_aval,
     is_symbolic_dim as is_symbolic_dim,
-    trace_state_clean as trace_state_clean,
 )
 from jax._src.export.shape_poly import dim_as_value_p as dim_as_value_p
 
@@ -78,9 +77,19 @@ def _accept_in_convolutions(kind: type) -> None:
     _lax_numpy.__dict__["len"] = length
 
 
-def cache_size(jitted: Any) -> int:
-    """How many kinds of arguments a jitted function has an executable for."""
-    return jitted._cache_size()
+def cache_size(jitted: Any) -> Callable[[], int]:
+    """What tells for how many kinds of arguments a jitted function has executables."""
+    return jitted._cache_size
+
+
+# `trace_state.value is no_trace` where a thread is in no transformation: the half of
+# `is_tracing` that a call can afford.
+trace_state, no_trace = _core.trace_state_strong_ref, _core.eval_trace
+
+
+def is_tracing() -> bool:
+    """Whether this thread is inside a transformation."""
+    return not _core.trace_state_clean()
 
 
 def call_context() -> Hashable:

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int, Key, Shaped, UInt32
 
-from ._jax import is_symbolic_dim, trace_state_clean
+from ._jax import is_symbolic_dim, is_tracing
 from .random_stream import stream_at
 
 
@@ -44,7 +44,7 @@ def sample(
             for the mesh of the context; None leaves it to the compiler.
     """
     sharding = _named_sharding(out_sharding)
-    eager = trace_state_clean()
+    eager = not is_tracing()
     if sharding is not None and eager and isinstance(sharding.mesh, Mesh):
         replicated = NamedSharding(sharding.mesh, PartitionSpec())
         key, offset = jax.device_put((key, offset), replicated)
@@ -75,7 +75,7 @@ def _named_sharding(sharding: Any) -> NamedSharding | None:
             "Generator: out_sharding must be a NamedSharding or a PartitionSpec, but "
             f"found {sharding!r}.\nName the axes of a mesh: NamedSharding(mesh, spec)."
         )
-    eager = trace_state_clean()
+    eager = not is_tracing()
     mesh = jax.sharding.get_mesh() if eager else jax.sharding.get_abstract_mesh()
     if mesh.empty:
         raise ValueError(

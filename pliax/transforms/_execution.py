@@ -70,7 +70,7 @@ class _Vetting(threading.local):
     depth: int = 0  # while it is not 0 this thread may trace the executable
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class Plan:
     """An entry in a bucket: one executable, or several that differ in placement.
 
@@ -82,6 +82,7 @@ class Plan:
         facts: of the call it was built for; None until it can be found.
         tally: where its costs are counted.
         jitted: the function that JAX compiles and calls.
+        size: tells how many executables of it there are.
         built: how many executables of it have been accounted for.
     """
 
@@ -92,6 +93,7 @@ class Plan:
     facts: Any = None
     tally: Any = None
     jitted: Any = None
+    size: Any = None
     built: int = 0
     _vetting: _Vetting = dataclasses.field(default_factory=_Vetting)
 
@@ -103,12 +105,12 @@ class Plan:
             yield
         finally:
             self._vetting.depth -= 1
-            self.built = cache_size(self.jitted)
+            self.built = self.size()
 
     @property
-    def has_grown(self) -> bool:
-        """Whether JAX has built an executable that is not accounted for."""
-        return cache_size(self.jitted) != self.built
+    def unknown(self) -> list[str]:
+        """The named sizes that calls differ in, in the order of the packed vector."""
+        return [name for name, (low, high) in self.ranges.items() if low < high]
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -132,6 +134,7 @@ class Plan:
         body.__signature__ = _signature(f)  # type: ignore[attr-defined]
         behind = tuple(p + 1 if p >= 0 else p for p in donated)
         self.jitted = jax.jit(body, donate_argnums=behind)
+        self.size = cache_size(self.jitted)
 
     def _run(self, sizes: Any, args: tuple, kwargs: dict) -> Any:
         """The executable's body, under JAX's trace."""
@@ -141,7 +144,7 @@ class Plan:
             leaves = _with_constants(leaves, entry.reading)
             args, kwargs = jax.tree.unflatten(entry.tree, leaves)
             return entry.function(*args, **kwargs)
-        values = {name: sizes[i] for i, name in enumerate(self.ranges)}
+        values = {name: sizes[i] for i, name in enumerate(self.unknown)}
         bucket, trace = self.bucket(values), entry.trace
         arrays = _inputs(bucket, trace, leaves)
         results = run(bucket, trace.jaxpr, trace.consts, arrays)
@@ -159,8 +162,8 @@ class Plan:
                 if exact != physical:
                     paddings.append(Padding(i, exact, physical))
             cuts = self._cuts(bucket, trace, values)
-        vector = np.asarray([values[name] for name in self.ranges], np.int32)
-        packed = jax.device_put(vector) if self.ranges else None
+        vector = np.asarray([values[name] for name in self.unknown], np.int32)
+        packed = jax.device_put(vector) if len(vector) else None
         return Bound(
             plan=self,
             run=functools.partial(self.jitted, packed),
@@ -195,7 +198,7 @@ class Plan:
         )
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
 class Bound:
     """A plan at exact sizes.
 
@@ -209,6 +212,7 @@ class Bound:
         cuts: the valid shapes of results that have to be cut, by number.
         donated: the numbers of padded arguments which the user gave away.
         fits: whether arrays go in and come out as they are.
+        size: as the plan's.
     """
 
     plan: Plan
@@ -220,8 +224,10 @@ class Bound:
     cuts: dict[int, tuple[int, ...]]
     donated: tuple[int, ...] = ()
     fits: bool = dataclasses.field(init=False)
+    size: Any = dataclasses.field(init=False)
 
     def __post_init__(self):
+        self.size = self.plan.size
         self.fits = not self.paddings and not self.cuts
 
     def __call__(self, args: tuple, kwargs: dict) -> Any:

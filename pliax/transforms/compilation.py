@@ -19,14 +19,14 @@ the function itself is traced, and only its traces are counted here.
 import dataclasses
 import functools
 import threading
-import time
 import types
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import jax
 
-from pliax.core._jax import cache_size, call_context, trace_state_clean
+from pliax.core._jax import call_context, is_tracing, no_trace, trace_state
 
 from ._arguments import (
     Parameters,
@@ -102,7 +102,9 @@ class CompiledFunction:
     _counted: Callable[..., Any]
     _catalog: Catalog
     _plain: Any = dataclasses.field(init=False)
+    _has_static: bool = dataclasses.field(init=False)
     _forms: dict = dataclasses.field(init=False, default_factory=dict)
+    _finders: dict = dataclasses.field(init=False, default_factory=dict)
     _known: dict = dataclasses.field(init=False, default_factory=dict)
     _plans: list = dataclasses.field(init=False, default_factory=list)
     _noticed: list = dataclasses.field(init=False, default_factory=list)
@@ -112,23 +114,35 @@ class CompiledFunction:
     def __post_init__(self):
         plain = jax.jit(self._counted, donate_argnums=self._options.donated)
         object.__setattr__(self, "_plain", plain)
+        object.__setattr__(self, "_has_static", bool(self._parameters.static))
         for name in _NAMES:
             object.__setattr__(self, name, getattr(plain, name))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function, compiling it first where this kind of call is new."""
-        if self._parameters.static:
+        if self._has_static:
             args, kwargs = self._parameters.mark_static(args, kwargs)
         try:
-            form = self._forms.get((len(args), *kwargs))
-            if form is not None and trace_state_clean():
+            find = self._finders.get((len(args), *kwargs) if kwargs else len(args))
+            if find is not None and trace_state.value is no_trace:
                 try:
-                    bound = form.find(args, kwargs)
+                    bound = find(args, kwargs)
                 except Exception:  # no such argument, or one that has no hash
                     bound = None
                 if bound is not None:
                     try:
-                        return self._run(bound, args, kwargs)
+                        start = perf_counter()
+                        if bound.fits:
+                            result = bound.run(*args, **kwargs)
+                        else:
+                            result = bound(args, kwargs)
+                        seconds = perf_counter() - start
+                        if bound.size() != bound.plan.built:
+                            seconds -= self._notice(bound, args, kwargs, seconds)
+                        calls = bound.calls
+                        calls.count += 1
+                        calls.seconds += seconds
+                        return result
                     except (Unvetted, Unlike):
                         pass
             return self._call(args, kwargs)
@@ -139,19 +153,10 @@ class CompiledFunction:
 
     # --- the short way ----------------------------------------------------------------
 
-    def _run(self, bound: Bound, args: tuple, kwargs: dict) -> Any:
-        start = time.perf_counter()
-        result = bound.run(*args, **kwargs) if bound.fits else bound(args, kwargs)
-        seconds = time.perf_counter() - start
-        if bound.plan.has_grown:
-            seconds -= self._notice(bound, args, kwargs, seconds)
-        bound.calls.called(seconds)
-        return result
-
     def _notice(self, bound: Bound, args: tuple, kwargs: dict, seconds: float) -> float:
         """Counts an executable that JAX built for itself: one trace, placed anew."""
         plan = bound.plan
-        plan.built = cache_size(plan.jitted)
+        plan.built = plan.size()
         leaves, structure = jax.tree_util.tree_flatten((args, kwargs))
         key = (structure, call_context(), tuple(map(kind, leaves)))
         sizes = sizes_of_leaves(leaves)
@@ -185,11 +190,12 @@ class CompiledFunction:
                 form = Form(frozenset(found) | (form.accessors if form else set()))
             form.remember(args, kwargs, bound)
             self._forms[key] = form
+            self._finders[key if kwargs else len(args)] = form.find
 
     # --- the long way -----------------------------------------------------------------
 
     def _call(self, args: tuple, kwargs: dict) -> Any:
-        if not trace_state_clean():
+        if is_tracing():
             return self._call_plainly(args, kwargs)
         leaves, structure = jax.tree_util.tree_flatten((args, kwargs))
         try:
@@ -203,10 +209,10 @@ class CompiledFunction:
             if jax.config.jax_disable_jit:
                 return self._call_plainly(args, kwargs)
             bound = self._bind_once(_Call(key, sizes, args, kwargs))
-        start = time.perf_counter()
+        start = perf_counter()
         with bound.plan.vetted():
             result = bound(args, kwargs)
-        bound.calls.called(time.perf_counter() - start)
+        bound.calls.called(perf_counter() - start)
         return result
 
     def _call_plainly(self, args: tuple, kwargs: dict) -> Any:
@@ -512,8 +518,8 @@ def _group(ranges: Mapping[str, tuple[int, int]], facts: Any) -> str:
 
 
 def _timed(stage: Callable[[], Any]) -> tuple[Any, float]:
-    start = time.perf_counter()
-    return stage(), time.perf_counter() - start
+    start = perf_counter()
+    return stage(), perf_counter() - start
 
 
 def _not_an_array(parameters: Parameters, leaf: Any, error: Exception) -> str:

@@ -15,6 +15,7 @@ from benchmarks import (
     harness,
     plot,
     torch_flex_cpu,
+    torch_worker,
 )
 from benchmarks.attention_workloads import Workload, oracle
 
@@ -122,7 +123,7 @@ def test_the_oracle_of_the_gradients_is_the_gradient_of_the_formula():
 
 
 def test_a_worker_without_torch_is_an_error_that_names_its_question(tmp_path):
-    worker = torch_flex_cpu.start(Path(sys.executable), tmp_path)
+    worker = torch_worker.start(Path(sys.executable), torch_flex_cpu.__file__, tmp_path)
     with pytest.raises(RuntimeError, match=r"asked for \{'do': 'versions'\}, found"):
         worker.ask(do="versions")
     worker.close()
@@ -132,8 +133,8 @@ def test_the_record_keeps_no_path_to_the_rivals_python(monkeypatch):
     place = f"{os.sep}somewhere{os.sep}python"
     for words in (["--torch-python", place], [f"--torch-python={place}"]):
         monkeypatch.setattr(sys, "argv", ["bench_attention_cpu.py", *words, "--quick"])
-        assert place not in bench._command()
-        assert bench._command().endswith("--quick")
+        assert place not in torch_worker.command()
+        assert torch_worker.command().endswith("--quick")
 
 
 def test_a_record_is_enough_to_draw_its_figure(quick_record, tmp_path):
