@@ -10,7 +10,8 @@ import numpy as np
 from jax.core import Tracer
 
 from pliax.core.dims import evaluate
-from pliax.core.guards import Guard, Symbol, constraint
+from pliax.core.constraints import constraint
+from pliax.core.guards import Guard, Symbol
 from pliax.transforms._arguments import (
     Leaf,
     Parameters,
