@@ -1,6 +1,6 @@
 """Conditions that users write in Python, as `jax.export` takes them.
 
-    "b % 8 == 0"  ->  "mod(b, 8) == 0"
+"b % 8 == 0"  ->  "mod(b, 8) == 0"
 """
 
 import ast

@@ -185,6 +185,14 @@ class Assumptions:
             return relation == "!="
         return self.decide(condition, frame)
 
+    def refuse_zero(self, divisor: Size, frame: FrameType) -> None:
+        """Raises where a program divides by a size that is 0 here; else a guard."""
+        asked = self.compare(divisor, "==", 0, frame)
+        if isinstance(asked, Condition):  # what only the device knows is taken for > 0
+            asked = self.has_hints(asked) and self.decide(asked, frame)
+        if asked:
+            raise ZeroDivisionError("integer division or modulo by zero")
+
     def _may_decide(self, a: Any, b: Any) -> bool:
         """Whether JAX may be told what two sizes are here: equal, or not."""
         if not self.unify or not self.has_hints(Condition("==", (a, b), self)):
