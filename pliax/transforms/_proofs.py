@@ -159,7 +159,7 @@ class Prover:
             return None
         names = [name for name, _, _ in self.facts.ranges]
         fixed = list(conditions)
-        for term in [" + ".join(names), *names]:
+        for term in [" + ".join(names), *names] if names else ():
             lowest = {name: low for name, low, _ in self.facts.ranges}
             found = self._descend(term, eval(code(term), {}, lowest), found, fixed)
             fixed.append(f"{term} == {eval(code(term), {}, found)}")

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from pliax.core._jax import whole_tracebacks
 from pliax.core.conditions import opposite
 from pliax.core.decisions import Decision
 from pliax.core.dims import evaluate_text
@@ -155,13 +156,10 @@ class Program:
 def cell_at(program: Program, sizes: Mapping[str, int]) -> Cell:
     """The cell that holds these sizes."""
     assumptions = program.assumptions(sizes)
-    try:
-        results, error = _results(program.trace(assumptions)), None
-    except Exception as caught:
-        results, error = None, caught
+    results, error = _outcome(lambda: program.trace(assumptions))
     path, note = _path(assumptions), ""
     if error is not None:
-        exact, other = _exactly(program, sizes)
+        exact, other = _outcome(lambda: program.trace_exactly(sizes))
         if not _is_its_own(error, other):
             # JAX cannot do without the values of these sizes: a cell of their own.
             note = f"Traced size by size: {first_line(error)}\n  at {place_of(error)}"
@@ -176,11 +174,10 @@ def cell_at(program: Program, sizes: Mapping[str, int]) -> Cell:
     return Cell(path, dict(sizes), outcome, note)
 
 
-def _exactly(
-    program: Program, sizes: Mapping[str, int]
-) -> tuple[Any, Exception | None]:
+def _outcome(trace: Callable[[], Any]) -> tuple[Any, Exception | None]:
     try:
-        return _results(program.trace_exactly(sizes)), None
+        with whole_tracebacks():
+            return _results(trace()), None
     except Exception as error:
         return None, error
 
@@ -188,12 +185,30 @@ def _exactly(
 def _is_its_own(error: Exception, other: Exception | None) -> bool:
     """Whether a symbolic trace fails as the function does at the sizes at hand.
 
-    All questions were answered, so that JAX's error for what does not follow from the
-    symbols (a reshape to sizes that do not divide) is one of the function, too.
+    That is so if both errors were raised by the same line, of the user's code or of
+    JAX's. One of JAX's has another type in each: a reshape whose sizes do not divide,
+    of which it says so after it was told that there is a remainder.
     """
-    kinds = (type(error), jax.errors.InconclusiveDimensionOperation)
-    is_alike = type(other) is kinds[0] or (other and isinstance(error, kinds[1]))
-    return bool(is_alike) and other is not None and place_of(other) == place_of(error)
+    if other is None or place_of(other) != place_of(error):
+        return False
+    is_symbolic = isinstance(error, jax.errors.InconclusiveDimensionOperation)
+    if is_symbolic and "Cannot divide evenly" in str(error):
+        return True
+    return type(other) is type(error) and _raised_at(other) == _raised_at(error)
+
+
+_STAND_INS = ("pliax.core.", "jaxtyping.", "beartype.")
+
+
+def _raised_at(error: Exception) -> tuple[str, int] | None:
+    """The line that raised an error; the caller's where our sizes do for integers."""
+    found, step = None, error.__traceback__
+    while step is not None:
+        code, name = step.tb_frame.f_code, step.tb_frame.f_globals.get("__name__", "")
+        if not name.startswith(_STAND_INS) and not code.co_filename.startswith("<@"):
+            found = code.co_filename, step.tb_lineno
+        step = step.tb_next
+    return found
 
 
 def _results(trace: Any) -> Any:

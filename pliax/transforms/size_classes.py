@@ -142,7 +142,7 @@ def infer_sizes(
     program = _program(f, args, dims, where, owner)
     facts = Facts.of(program.assumptions(dict.fromkeys(_names(program), 1)))
     cells, gap = _explore(program, Prover(facts, _TIMEOUT, owner), limit)
-    if not cells:
+    if not cells and not gap:
         raise ValueError(
             f"{owner}: no sizes satisfy {', '.join(program.constraints)}.\n"
             "Drop a condition, or widen a Dim."

@@ -197,6 +197,20 @@ def test_what_jax_cannot_trace_for_all_sizes_is_traced_size_by_size():
     assert "return jnp.squeeze(x)" in found.note
 
 
+def test_an_error_of_symbols_is_not_taken_for_one_of_the_function():
+    def f(x, y):
+        return x[: y.shape[0] // (x.shape[0] - 9)] + y  # two may fail in this line
+
+    sizes = {"a": range(8, 13), "b": range(1, 4)}
+    found = px.infer_sizes(
+        f, abstract(10), abstract(3), dims={"x": "a", "y": "b"},
+        where=("a >= 8", "a <= 12", "b <= 3"),
+    )  # fmt: skip
+    for a, b in itertools.product(*sizes.values()):
+        at = {"a": a, "b": b}
+        assert told(class_of(found, **at), at) == behaviour(f, at)
+
+
 def test_expressions_and_numbers_among_the_arguments():
     def f(x, n):
         return x.reshape(2, -1)[:, :n]
@@ -205,6 +219,11 @@ def test_expressions_and_numbers_among_the_arguments():
     assert all(c.outcome == "ok" for c in found.classes)
     for b in range(1, 9):
         assert told(class_of(found, b=b), {"b": b}) == [(2, min(b, 4))]
+
+
+def test_without_named_sizes_there_is_one_class():
+    found = px.infer_sizes(lambda x: x[1:], abstract(3), dims={})
+    assert found.is_complete and outcomes(found) == {"": "f32[2]"}
 
 
 @pytest.mark.parametrize(
