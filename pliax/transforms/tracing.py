@@ -167,7 +167,7 @@ def _traced(
     again = (
         "%s: traced again, sizes that agree in this call taken as equal: %s\n  at %s"
     )
-    dynamic_log.debug(again, owner, _first_line(first), _place_of(first))
+    dynamic_log.debug(again, owner, first_line(first), place_of(first))
     assumptions = Assumptions(symbols, constraints, unify=True, owner=owner)
     try:
         return trace_under(assumptions, f, make_args)
