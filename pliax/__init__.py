@@ -39,8 +39,13 @@ from .transforms.compilation import (
     RecompileLimitError as RecompileLimitError,
     compile as compile,
 )
+from .transforms.guard_validation import (
+    GuardValidationError as GuardValidationError,
+    validate_guards as validate_guards,
+)
 from .transforms.padding import PaddingRefused as PaddingRefused
 from .transforms.padding.api import pad as pad
+from .transforms.size_classes import infer_sizes as infer_sizes
 
 
 __version__ = "0.1.0"

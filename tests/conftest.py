@@ -16,6 +16,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Before pliax is first imported: every annotation of the package becomes a check.
 install_import_hook("pliax", "beartype.beartype")
 
+# Every trace that a test makes, here or in a process of its own, is proved: its guards
+# imply all that it relied upon.
+os.environ.setdefault("PLIAX_VALIDATE_GUARDS", "1")
+
 _SLOW_BY_NATURE = [HealthCheck.too_slow, HealthCheck.differing_executors]
 settings.register_profile(
     "ci", deadline=None, max_examples=15, suppress_health_check=_SLOW_BY_NATURE

@@ -13,10 +13,11 @@ import pliax as px
 NAMES = {
     px: {
         "AuxOutput", "AuxRequest", "BlockMask", "ConstraintViolationError", "Dim",
-        "Generator", "PaddingRefused", "RecompileLimitError", "and_masks", "check",
+        "Generator", "GuardValidationError", "PaddingRefused", "RecompileLimitError", "and_masks", "check",
         "compile", "create_block_mask", "create_mask", "dynamic", "flex_attention",
         "guard_or_false", "guard_or_true", "maybe_dynamic", "noop_mask", "not_mask",
         "or_masks", "pad", "static", "statically_known_true", "sym_and", "sym_or",
+        "infer_sizes", "validate_guards",
     },
     px.kernels: {
         "AuxOutput", "AuxRequest", "BlockMask", "PagedCache", "and_masks",
@@ -24,8 +25,9 @@ NAMES = {
         "or_masks",
     },
     px.transforms: {
-        "CompiledFunction", "PaddedFunction", "PaddingRefused", "RecompileLimitError",
-        "Stats", "compile", "pad",
+        "CompiledFunction", "GuardReport", "GuardValidationError", "PaddedFunction",
+        "PaddingRefused", "RecompileLimitError", "SizeClass", "SizeClasses", "Stats",
+        "compile", "infer_sizes", "pad", "validate_guards",
     },
     px.distributed: {"data_parallel_mesh", "distribute"},
     px.optim: {"labels", "muon", "scale_by_muon"},

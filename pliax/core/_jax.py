@@ -138,3 +138,8 @@ def equation_frames(eqn: Any) -> list[Any]:
 def is_pvary(eqn: Any) -> bool:
     """Whether an equation only types its operands as varying over mesh axes."""
     return eqn.primitive.name == "pvary"
+
+
+def whole_tracebacks() -> Any:
+    """A context in which errors keep the frames of JAX that they came through."""
+    return _config.traceback_filtering("off")

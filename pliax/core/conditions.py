@@ -81,6 +81,14 @@ def proven(condition: Any) -> bool | None:
     return None if None in answers else not decisive
 
 
+def known(condition: Any, frame: FrameType) -> bool | None:
+    """As `proven`, for a frame that goes on with the answer: it is put on record."""
+    answer = proven(condition)
+    if answer is not None and isinstance(condition, Condition):
+        condition.assumptions.record(condition, answer, frame)
+    return answer
+
+
 def remaining(condition: Condition) -> Condition:
     """An undecided condition without the parts whose truth is known."""
     if condition.operation in _COMPARE:
@@ -154,7 +162,7 @@ def statically_known_true(condition: Any) -> bool:
     Returns:
         True only where the condition holds for every size the trace will serve.
     """
-    return proven(condition) is True
+    return known(condition, asker()) is True
 
 
 def guard_or_false(condition: Any) -> bool:
@@ -184,7 +192,7 @@ def guard_or_true(condition: Any) -> bool:
 
 
 def _guard_or(condition: Any, otherwise: bool, frame: FrameType) -> bool:
-    if (answer := proven(condition)) is not None:
+    if (answer := known(condition, frame)) is not None:
         return answer
     if not condition.assumptions.has_hints(condition):
         return otherwise
@@ -205,8 +213,10 @@ def check(condition: Any, message: str = "") -> None:
         >>> import pliax as px
         >>> px.check(3 < 4, "three is less than four")
     """
-    if proven(condition) is True:
-        return
-    if proven(condition) is False or not bool(condition):
+    frame = asker()
+    answer = known(condition, frame)
+    if answer is None:
+        answer = condition.assumptions.decide(condition, frame)
+    if not answer:
         stated = message or f"{condition} does not hold"
-        raise ValueError(f"px.check: {stated}\n  at {user_place(asker())}")
+        raise ValueError(f"px.check: {stated}\n  at {user_place(frame)}")

@@ -210,10 +210,15 @@ def _divides_negatively(divisor: Any, size: Size) -> bool:
     return isinstance(rest, int) and rest == 0
 
 
+_DIVISIONS = (operator.floordiv, operator.mod)
+
+
 def _arithmetic(operation: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     """On expressions where both are sizes, else on run-time scalars."""
     if _is_size(a) and _is_size(b):
         assumptions = (a if isinstance(a, Size) else b).assumptions
+        if operation in _DIVISIONS and isinstance(b, Size):
+            assumptions.refuse_zero(b, asker())
         return assumptions.size(operation(_plain(a), _plain(b)))
     a, b = (x.__jax_array__() if isinstance(x, Size) else x for x in (a, b))
     return operation(a, b)

@@ -11,21 +11,23 @@ JAX asks much: whether a size is 1, whether two shapes are one. It is written to
 right for symbolic dimensions which it calls different unless they are the same
 expression. So its `==` is answered that way and leaves no guard; if a trace then fails
 because two sizes that agree would have had to be equal, it is repeated with
-`unify=True`, where JAX's `==` is answered by the hints as well.
+`unify=True`, where JAX's `==` is answered by the hints as well. With `split=True` it is
+answered by the hints either way, which tells all sizes apart that JAX does.
+
+Each answer goes on record as a `Decision` (`decisions.py`).
 """
 
-import ast
 import dataclasses
-import dis
-import linecache
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import jax
 
+from .callers import hashes_harmlessly
 from .conditions import Condition, opposite, proven, remaining
 from .config import dynamic_log, guards_log
+from .decisions import Decision, comparison_key, key_of
 from .dims import (
     Size,
     bounds,
@@ -96,7 +98,8 @@ class Assumptions:
     Args:
         symbols: The named sizes.
         constraints: What else is known, in `jax.export`'s notation: "t <= 4096".
-        unify: Whether JAX's own `==` may be answered by the hints.
+        unify: Whether JAX's own `==` is True, under a guard, where the hints agree.
+        split: Whether it is also False under a guard where they do not.
         owner: How errors name the function.
     """
 
@@ -106,23 +109,25 @@ class Assumptions:
         constraints: Sequence[str] = (),
         *,
         unify: bool = False,
+        split: bool = False,
         owner: str = "px.compile",
     ):
         self.symbols = {symbol.name: symbol for symbol in symbols}
-        self.unify = unify
+        self.constraints = tuple(constraints)
+        self.unify = unify or split
+        self.split = split
         self.owner = owner
         self.guards: dict[str, Guard] = {}
+        self.decisions: dict[Hashable, Decision] = {}
         self.equalities: list[tuple[Any, Any]] = []
         self._scope = jax.export.SymbolicScope((*_ranges(self.symbols), *constraints))
-        self.ranges = {
-            s.name: (s.low, s.high or LARGEST) for s in self.symbols.values()
-        }
+        self.ranges = self.declared_ranges
         self._sizes: dict[Any, Any] = {}
         self._known: dict[tuple[str, Any], bool] = {}
 
     def close(self) -> None:
         """Ends the trace: no later question is decided by the sizes of one call."""
-        self.unify = False
+        self.unify = self.split = False
         self.symbols = {
             name: dataclasses.replace(symbol, hint=None)
             for name, symbol in self.symbols.items()
@@ -150,6 +155,12 @@ class Assumptions:
         known = self.symbols.values()
         return {s.name: s.hint for s in known if s.hint is not None}
 
+    @property
+    def declared_ranges(self) -> dict[str, tuple[int, int]]:
+        """The values each named size may have, before anything was learned."""
+        known = self.symbols.values()
+        return {s.name: (s.low, s.high or LARGEST) for s in known}
+
     # --- questions --------------------------------------------------------------------
 
     def compare(self, a: Any, relation: str, b: Any, frame: FrameType) -> Any:
@@ -159,21 +170,34 @@ class Assumptions:
         """
         if not self._owns(a) or not self._owns(b):
             return relation == "!="
+        is_from_jax = is_inside(frame)
+        before = self.decisions.get(comparison_key(a, relation, b, is_from_jax))
+        if before is not None:
+            return before.answer
         answer = self.proves(a, relation, b)
-        if answer is not None:
-            return answer
         condition = Condition(relation, (a, b), self)
-        if not is_inside(frame):
+        if answer is not None:
+            self.record(condition, answer, frame)
+            return answer
+        if not is_from_jax:
             return condition
-        if relation in ("==", "!=") and not self._may_unify(a, b):
+        if relation in ("==", "!=") and not self._may_decide(a, b):
             return relation == "!="
         return self.decide(condition, frame)
 
-    def _may_unify(self, a: Any, b: Any) -> bool:
-        """Whether JAX may be told that two sizes are equal because they are here."""
+    def refuse_zero(self, divisor: Size, frame: FrameType) -> None:
+        """Raises where a program divides by a size that is 0 here; else a guard."""
+        asked = self.compare(divisor, "==", 0, frame)
+        if isinstance(asked, Condition):  # what only the device knows is taken for > 0
+            asked = self.has_hints(asked) and self.decide(asked, frame)
+        if asked:
+            raise ZeroDivisionError("integer division or modulo by zero")
+
+    def _may_decide(self, a: Any, b: Any) -> bool:
+        """Whether JAX may be told what two sizes are here: equal, or not."""
         if not self.unify or not self.has_hints(Condition("==", (a, b), self)):
             return False
-        return evaluate(a, self.hints) == evaluate(b, self.hints)
+        return self.split or evaluate(a, self.hints) == evaluate(b, self.hints)
 
     def proves(self, a: Any, relation: str, b: Any) -> bool | None:
         """The answer where it follows from what is known; no guard is made."""
@@ -183,15 +207,30 @@ class Assumptions:
 
     def decide(self, condition: Condition, frame: FrameType) -> bool:
         """The truth of a condition for the sizes at hand, which becomes a guard."""
-        answer = proven(condition)
-        if answer is not None:
-            return answer
-        condition = remaining(condition)
-        self._require_hints(condition, frame)
-        values = {"max": max, "min": min, **self.hints}
-        answer = bool(eval(code(str(condition)), {"__builtins__": {}}, values))
-        self._guard(condition if answer else opposite(condition), frame, "")
+        answer, decided = proven(condition), None
+        if answer is None:
+            decided = remaining(condition)
+            self._require_hints(decided, frame)
+            values = {"max": max, "min": min, **self.hints}
+            answer = bool(eval(code(str(decided)), {"__builtins__": {}}, values))
+            self._guard(decided if answer else opposite(decided), frame, "")
+        self.record(condition, answer, frame, decided)
         return answer
+
+    def record(
+        self,
+        question: Condition,
+        answer: bool,
+        frame: FrameType,
+        decided: Condition | None = None,
+    ) -> None:
+        """Keeps an answer that a frame goes on with, once for each question."""
+        is_from_jax = is_inside(frame)
+        key = key_of(question, is_from_jax)
+        if key not in self.decisions:
+            place = user_place(frame)
+            found = Decision(question, answer, place, is_from_jax, decided)
+            self.decisions[key] = found
 
     def has_hints(self, condition: Condition) -> bool:
         """Whether the sizes in a condition have values at hand."""
@@ -248,12 +287,14 @@ class Assumptions:
         condition = Condition("==", (size, 0), self)
         self._require_hints(condition, frame)
         value = evaluate(size, self.hints)
-        self._guard(Condition("==", (size, value), self), frame, f"used {use}")
+        condition = Condition("==", (size, value), self)
+        self._guard(condition, frame, f"used {use}")
+        self.record(condition, True, frame, condition)
         return value
 
     def hashed(self, size: Size, frame: FrameType) -> int | None:
         """The value of a size that user code looks up among integers, else None."""
-        if is_inside(frame) or _hashes_harmlessly(frame):
+        if is_inside(frame) or hashes_harmlessly(frame):
             return None
         return self.as_integer(size, "by hash", frame)
 
@@ -417,92 +458,3 @@ def _is_collapse(a: Any, b: Any) -> bool:
     is_linear = not any(mark in text for mark in ("(", "^"))
     products = [term for term in text.split() if sum(term.count(n) for n in names) > 1]
     return is_linear and not products and len(names) <= 2
-
-
-# --- constraints ----------------------------------------------------------------------
-
-
-class _Export(ast.NodeTransformer):
-    """Python's // and % as `jax.export` writes them."""
-
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        left, right = self.visit(node.left), self.visit(node.right)
-        name = _FUNCTIONS.get(type(node.op))
-        if name is None:
-            return ast.BinOp(left, node.op, right)
-        return ast.Call(ast.Name(name, ast.Load()), [left, right], [])
-
-
-_FUNCTIONS = {ast.Mod: "mod", ast.FloorDiv: "floordiv"}
-_COMPARISONS = {ast.LtE: "<=", ast.GtE: ">=", ast.Eq: "==", ast.Lt: "<", ast.Gt: ">"}
-
-
-def constraint(text: str) -> str:
-    """A condition written in Python, "b % 8 == 0", as `jax.export` takes it.
-
-    Raises:
-        ValueError: if it is not one comparison of integer expressions.
-    """
-    try:
-        node = ast.parse(text, mode="eval").body
-    except SyntaxError:
-        node = None
-    if not isinstance(node, ast.Compare) or len(node.ops) != 1:
-        raise ValueError(_NO_CONSTRAINT.format(text))
-    relation = _COMPARISONS.get(type(node.ops[0]))
-    if relation is None:
-        raise ValueError(_NO_CONSTRAINT.format(text))
-    export = ast.fix_missing_locations(_Export().visit(node))
-    left, right = ast.unparse(export.left), ast.unparse(export.comparators[0])
-    if relation == "<":
-        return f"{left} <= {right} - 1"
-    return f"{left} >= {right} + 1" if relation == ">" else f"{left} {relation} {right}"
-
-
-_NO_CONSTRAINT = (
-    "the condition {0!r} cannot be read.\n"
-    'Write one comparison of sizes and integers, "t <= 4096" or "b % 8 == 0".'
-)
-
-
-# --- where a question comes from ------------------------------------------------------
-
-
-# What looks a size up among others, where equal integers must be found.
-_LOOKUPS = {"get", "add", "setdefault", "pop", "discard", "remove", "fromkeys"}
-_LOOKUPS |= {"hash", "set", "frozenset", "dict", "Counter", "update", "intersection"}
-_LOOKUPS |= {"union", "difference", "issubset", "issuperset", "isdisjoint"}
-
-
-def _hashes_harmlessly(frame: FrameType) -> bool:
-    """Whether a hash only keys a cache, as jit and lru_cache key theirs.
-
-    Inside a cache a size meets itself alone: the cached result was made for it. In a
-    set or dictionary of integers it would be missed, whatever its value.
-    """
-    instruction = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-    if not instruction.startswith("CALL"):
-        return False
-    called = _called(frame)
-    return called is not None and called not in _LOOKUPS
-
-
-def _called(frame: FrameType) -> str | None:
-    """The last name of the function that a frame is calling, if its text is known."""
-    positions = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-    first, last, begin, end = positions
-    if first is None or last is None or begin is None or end is None:
-        return None
-    lines = [
-        linecache.getline(frame.f_code.co_filename, n) for n in range(first, last + 1)
-    ]
-    if not lines[-1]:
-        return None
-    lines[-1] = lines[-1].encode()[:end].decode(errors="ignore")
-    lines[0] = lines[0].encode()[begin:].decode(errors="ignore")
-    try:
-        call = ast.parse("(" + "".join(lines) + ")", mode="eval").body
-    except SyntaxError:
-        return None
-    function = getattr(call, "func", None)
-    return getattr(function, "attr", getattr(function, "id", None))

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from pliax.core.guards import constraint
+from pliax.core.constraints import constraint
 
 from ._sizes import Sizes, names_in
 

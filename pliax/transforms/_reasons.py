@@ -1,7 +1,6 @@
 """Why an executable was built: what this call has that no earlier call had."""
 
 import dataclasses
-import io
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import jax
 from ._arguments import Leaf, Parameters, Static, describe_type
 from ._keys import trim
 from ._ledger import Stats
+from ._tables import lines_of, table
 
 
 # The ambient settings users change, in the order in which they are reported.
@@ -99,23 +99,13 @@ def write_report(
     Each entry has the `group` of sizes it is for, the `reason` why it was built and a
     `tally` of what it cost.
     """
-    from rich import box, console, table  # imported late: rich costs 50 ms
-
-    grid = table.Table(box=box.SIMPLE)
-    for name in ("#", "calls", "trace ms", "lower ms", "compile ms", "waste"):
-        grid.add_column(name, justify="right", no_wrap=True)
-    for name in ("sizes", "compiled because"):
-        grid.add_column(name, no_wrap=True)
+    grid = table(
+        ("#", "calls", "trace ms", "lower ms", "compile ms", "waste"),
+        ("sizes", "compiled because"),
+    )
     for number, entry in enumerate(entries, 1):
         grid.add_row(*_row(number, entry))
-    # So wide that nothing is folded: a report is searched as well as read.
-    text = io.StringIO()
-    page = console.Console(
-        file=text, width=10_000, color_system=None, markup=False, highlight=False
-    )
-    page.print(grid)
-    table_lines = (line.rstrip() for line in text.getvalue().splitlines())
-    return "\n".join([title, *table_lines, *_outside(outside), *notes])
+    return "\n".join([title, *lines_of(grid), *_outside(outside), *notes])
 
 
 def _row(number: int, entry: Any) -> tuple[Any, ...]:

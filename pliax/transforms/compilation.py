@@ -51,6 +51,7 @@ from ._reasons import explain_miss, read_facts, write_report
 from ._sizes import Sizes, group_of, read_sizes
 from .padding import PaddingRefused
 from .specialization import range_text
+from .tracing import SymbolicTrace, validate_if_asked
 
 
 _NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
@@ -300,6 +301,8 @@ class CompiledFunction:
             plan.tally.add(lower_seconds=seconds)
             _, seconds = _timed(lowered.compile)
             plan.tally.add(compile_seconds=seconds, compilations=1)
+        if plan.entry.trace:
+            validate_if_asked(plan.entry.trace)  # the rules of padding have asked more
 
     # --- what is known ----------------------------------------------------------------
 
@@ -332,8 +335,12 @@ class CompiledFunction:
     @property
     def guards(self) -> tuple[Any, ...]:
         """The conditions of all traces, with the lines that asked."""
-        entries = self._catalog.entries
-        return tuple(g for e in entries if e.trace for g in e.trace.guards)
+        return tuple(guard for trace in self.traces for guard in trace.guards)
+
+    @property
+    def traces(self) -> tuple[SymbolicTrace, ...]:
+        """The programs for many sizes, each with what it assumes of them."""
+        return tuple(e.trace for e in self._catalog.entries if e.trace)
 
     def explain(self) -> str:
         """A table of the executables: why each was built, its calls, its times."""

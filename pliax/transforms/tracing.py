@@ -5,6 +5,7 @@ trace : (a -> b), arguments with symbolic shapes  ->  SymbolicTrace
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -71,12 +72,13 @@ class SymbolicTrace:
         return tuple(self.assumptions.guards.values())
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What went wrong, in one line."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}"
 
 
-def _place_of(error: Exception) -> Place:
+def place_of(error: Exception) -> Place:
     """The last line of the user's that an error came through."""
     found = NOWHERE
     step = error.__traceback__
@@ -134,10 +136,29 @@ def trace(
         ConstraintViolationError: where f fixes a size that was declared dynamic.
         NotSymbolicError: where f, or JAX in it, cannot do without the sizes' values.
     """
-    symbols = tuple(symbols)
+    found = _traced(f, make_args, tuple(symbols), constraints, owner)
+    validate_if_asked(found)
+    return found
+
+
+def validate_if_asked(found: SymbolicTrace) -> None:
+    """Proves the guards of a trace if PLIAX_VALIDATE_GUARDS is set, and not to 0."""
+    if os.environ.get("PLIAX_VALIDATE_GUARDS", "0") not in ("", "0"):
+        from .guard_validation import validate_guards  # which loads Z3
+
+        validate_guards(found)
+
+
+def _traced(
+    f: Callable[..., Any],
+    make_args: Callable[[Assumptions], tuple[tuple, dict]],
+    symbols: tuple[Symbol, ...],
+    constraints: Sequence[str],
+    owner: str,
+) -> SymbolicTrace:
     try:
         assumptions = Assumptions(symbols, constraints, owner=owner)
-        return _trace(f, make_args, assumptions)
+        return trace_under(assumptions, f, make_args)
     except (ConstraintViolationError, UnknownSizeError):
         raise
     except Exception as error:
@@ -146,21 +167,22 @@ def trace(
     again = (
         "%s: traced again, sizes that agree in this call taken as equal: %s\n  at %s"
     )
-    dynamic_log.debug(again, owner, _first_line(first), _place_of(first))
+    dynamic_log.debug(again, owner, first_line(first), place_of(first))
     assumptions = Assumptions(symbols, constraints, unify=True, owner=owner)
     try:
-        return _trace(f, make_args, assumptions)
+        return trace_under(assumptions, f, make_args)
     except ConstraintViolationError as second:
         raise second from first
     except Exception:
-        raise NotSymbolicError(_first_line(first), _place_of(first)) from first
+        raise NotSymbolicError(first_line(first), place_of(first)) from first
 
 
-def _trace(
+def trace_under(
+    assumptions: Assumptions,
     f: Callable[..., Any],
     make_args: Callable[[Assumptions], tuple[tuple, dict]],
-    assumptions: Assumptions,
 ) -> SymbolicTrace:
+    """Traces f once; what it asks of sizes is put to these assumptions."""
     leaves, tree = jax.tree.flatten(make_args(assumptions))
     inputs = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, int | Size)]
     out_trees = []

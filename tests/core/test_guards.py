@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 import pliax as px
+from pliax.core.constraints import constraint
 from pliax.core.dims import Size, bounds, evaluate, substitute, variables
 from pliax.core.guards import (
     Assumptions,
     ConstraintViolationError,
     Symbol,
     UnknownSizeError,
-    constraint,
 )
 
 

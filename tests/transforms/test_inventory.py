@@ -16,7 +16,8 @@ import pytest
 from transforms.padding.checking import compiled, run_compiled
 from transforms.programs import Program, choose_sizes, inventory, make_arguments
 
-from pliax.core.guards import ConstraintViolationError, Symbol, constraint
+from pliax.core.constraints import constraint
+from pliax.core.guards import ConstraintViolationError, Symbol
 from pliax.transforms.padding import PaddingRefused
 from pliax.transforms.tracing import NotSymbolicError, trace
 

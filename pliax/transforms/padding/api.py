@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from pliax.core.constraints import constraint
 from pliax.core.dims import evaluate
-from pliax.core.guards import Guard, Symbol, constraint
+from pliax.core.guards import Guard, Symbol
 from pliax.transforms._arguments import (
     Leaf,
     Parameters,
@@ -18,7 +19,12 @@ from pliax.transforms._arguments import (
     read_parameters,
 )
 from pliax.transforms._sizes import Sizes, read_sizes
-from pliax.transforms.tracing import NotSymbolicError, SymbolicTrace, trace
+from pliax.transforms.tracing import (
+    NotSymbolicError,
+    SymbolicTrace,
+    trace,
+    validate_if_asked,
+)
 
 from .interpreter import run
 from .layouts import Bucket
@@ -64,6 +70,7 @@ class PaddedFunction:
         pairs = zip(map(jnp.asarray, leaves), shapes, strict=True)
         padded = [bucket.simple(x, shape) for x, shape in pairs]
         results = run(bucket, traced.jaxpr, traced.consts, padded)
+        validate_if_asked(traced)  # the rules have asked more
         data = [bucket.simplified(x).data for x in results]
         return jax.tree.unflatten(traced.out_tree, data)
 
