@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
 
 from ._jax import Primitive, batching
 from .dims import Size
@@ -117,7 +119,7 @@ padded_call_p.multiple_results = True
 
 @padded_call_p.def_abstract_eval
 def _shapes(*_: Any, avals: Sequence[Any], **__: Any) -> list[Any]:
-    return [jax.core.ShapedArray(a.shape, a.dtype) for a in avals]
+    return [ShapedArray(a.shape, a.dtype) for a in avals]
 
 
 def _batched(
@@ -131,7 +133,7 @@ def _batched(
     tree = rest["tree"]
     is_mapped = [axis is not None for axis in axes]
     pairs = zip(values, axes, is_mapped, strict=True)
-    values = [jax.numpy.moveaxis(x, a, 0) if m else x for x, a, m in pairs]
+    values = [jnp.moveaxis(x, a, 0) if m else x for x, a, m in pairs]
     (count, *_) = (x.shape[0] for x, m in zip(values, is_mapped, strict=True) if m)
 
     def mapped(bucket: Any, *args: Any) -> Any:
