@@ -21,10 +21,12 @@ from typing import Any
 import jax
 import numpy as np
 
+import pliax as px
+
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PACKAGES = ("jax", "jaxlib", "numpy", "optax", "pliax")
+PACKAGES = ("jax", "jaxlib", "numpy", "optax")
 MIB = 2**20
 
 
@@ -152,6 +154,7 @@ def environment_record() -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {
             "python": platform.python_version(),
+            "pliax": px.__version__,
             **{name: version(name) for name in PACKAGES},
         },
         "device": {

@@ -2,12 +2,16 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+
+_SMALL = 1 << 18  # bytes that are sooner at the host and back than a copy is compiled
 
 
 class Unlike(Exception):  # noqa: N818  (no user sees it)
@@ -38,7 +42,7 @@ class Padding:
 def pad_array(x: Any, shape: tuple[int, ...]) -> Any:
     """An array at the start of a longer one.
 
-    On a GPU the copy is compiled for each size.
+    On a GPU small arrays go through the host, for large ones the copy is compiled.
     """
     if type(x) is np.ndarray:
         return _longer(x, shape)
@@ -64,7 +68,7 @@ def _longer(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def cut_array(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The first elements along each axis."""
+    """The first elements along each axis; on a GPU as in `pad_array`."""
     if _is_spread(x, shape):
         return _by_device(cut_array, x, shape)
     part = tuple(map(slice, shape))
@@ -89,16 +93,19 @@ def _by_device(change: Callable[..., Any], x: jax.Array, shape: tuple[int, ...])
 
 
 def _is_on_host(x: jax.Array) -> bool:
-    """Whether NumPy can read an array in place."""
+    """Whether NumPy can read an array in place, or cheaply."""
     if x.weak_type or jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return False
-    return _is_of_host(x.sharding)
+    return x.nbytes <= _readable(x.sharding)
 
 
 @functools.lru_cache(maxsize=64)
-def _is_of_host(sharding: Any) -> bool:
-    devices = sharding.device_set
-    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
+def _readable(sharding: Any) -> float:
+    """The most bytes of an array so placed that NumPy reads."""
+    if len(sharding.device_set) > 1:
+        return -1
+    (device,) = sharding.device_set
+    return math.inf if device.platform == "cpu" else _SMALL
 
 
 # --- arguments with some of them padded -----------------------------------------------

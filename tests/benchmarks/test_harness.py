@@ -19,7 +19,7 @@ def quick_record(tmp_path_factory):
 
 
 def test_a_quick_run_says_where_its_numbers_come_from(quick_record):
-    assert set(quick_record["versions"]) == {"python", *harness.PACKAGES}
+    assert set(quick_record["versions"]) == {"python", "pliax", *harness.PACKAGES}
     assert quick_record["device"]["platform"] == "cpu"
     assert isinstance(quick_record["dirty"], bool)
     for key in ("commit", "command", "date"):
