@@ -200,7 +200,8 @@ class Plan:
     def _elements(self, values: Mapping[str, int]) -> tuple[int, int]:
         """Valid elements along the dynamic sizes, and those of their bucket."""
         trace = self.entry.trace
-        names = trace.shaped_by - trace.equal.keys() if trace else ()
+        names = trace.shaped_by - trace.equal.keys() if trace else frozenset()
+        names &= self.ranges.keys()  # of those born from data nobody knows
         if not names:
             return 0, 0
         lengths = self.lengths
