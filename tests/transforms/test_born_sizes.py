@@ -72,6 +72,23 @@ def test_a_value_born_from_data_is_a_scalar():
     assert f(X) == (4, 2.0)
 
 
+@pytest.mark.parametrize("dims", [None, {"x": "t, _", "kept": "t"}])
+def test_attention_among_selected_tokens(dims):
+    def attend(x, kept):
+        tokens = boolean_mask(x, kept)[None, :, None, :]
+        return px.flex_attention(tokens, tokens, tokens)[0, :, 0]
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(12, 8)).astype(np.float32)
+    f = px.compile(attend, dims=dims)
+    for kept in (rng.random(12) < 0.5, np.arange(12) == 3, np.ones(12, bool)):
+        tokens = x[kept]
+        weights = jax.nn.softmax(tokens @ tokens.T / np.sqrt(np.float32(8)))
+        np.testing.assert_allclose(f(x, kept).to_numpy(), weights @ tokens, atol=1e-6)
+    assert f(x, np.zeros(12, bool)).to_numpy().shape == (0, 8)
+    assert f.stats.compilations == 1
+
+
 # Questions ----------------------------------------------------------------------------
 
 
