@@ -5,6 +5,7 @@ from . import (
     distributed as distributed,
     kernels as kernels,
     optim as optim,
+    ragged as ragged,
     transforms as transforms,
 )
 from .core.conditions import (

@@ -16,6 +16,7 @@ FLOORS = {
     "transforms": {"core", "transforms"},
     "kernels": {"core", "kernels"},
     "distributed": {"core", "distributed"},
+    "ragged": {"core", "ragged"},
     "optim": {"core", "kernels", "distributed", "optim"},
 }
 

@@ -30,9 +30,10 @@ NAMES = {
         "compile", "infer_sizes", "pad", "validate_guards",
     },
     px.distributed: {"data_parallel_mesh", "distribute"},
+    px.ragged: {"Ragged", "boolean_mask", "nonzero", "repeat", "unique"},
     px.optim: {"labels", "muon", "scale_by_muon"},
 }  # fmt: skip
-NAMESPACES = {"core", "distributed", "kernels", "optim", "transforms"}
+NAMESPACES = {"core", "distributed", "kernels", "optim", "ragged", "transforms"}
 NEVER_LOADED = (
     "flax", "optax", "orbax", "rich", "matplotlib", "scipy.sparse.csgraph", "z3",
     "jax._src.pallas.mosaic_gpu", "jax.experimental.pallas.mosaic_gpu",

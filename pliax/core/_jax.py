@@ -27,7 +27,7 @@ from jax._src.export.shape_poly import dim_as_value_p as dim_as_value_p
 # jax.extend.random by its parts: `import jax.extend` loads Pallas's Mosaic GPU.
 from jax._src.extend.random import define_prng_impl as define_prng_impl
 from jax._src.interpreters import partial_eval as _partial_eval
-from jax._src.lax import convolution as _convolution
+from jax._src.lax import convolution as _convolution, slicing as _slicing
 from jax._src.numpy import indexing as _indexing, lax_numpy as _lax_numpy
 from jax._src.random.prng import iota_2x32_shape as iota_2x32_shape
 from jax._src.random.threefry2x32 import threefry2x32_p as threefry2x32_p
@@ -90,6 +90,58 @@ trace_state, no_trace = _core.trace_state_strong_ref, _core.eval_trace
 def is_tracing() -> bool:
     """Whether this thread is inside a transformation."""
     return not _core.trace_state_clean()
+
+
+_WINDOWS = {
+    rule.__code__
+    for rule in (_slicing._gather_shape_rule, _slicing._dynamic_slice_shape_rule)
+}
+
+
+def asks_whether_windows_fit(frame: types.FrameType) -> bool:
+    """Whether a frame compares the size of an array with that of a window to read."""
+    return frame.f_code in _WINDOWS
+
+
+def extreme_of_dimensions(kind: str, a: Any, b: Any) -> Any:
+    """The "max" or "min" of two symbolic dimensions, left as it stands.
+
+    JAX takes every named size for at least 1 and simplifies accordingly: max(u, 1) is
+    u. That is wrong for sizes that may be 0.
+    """
+    expression = a if is_symbolic_dim(a) else b
+    make = type(expression)._from_operation
+    return make(kind, a, b, scope=expression.scope)
+
+
+def primitive_that_stays(name: str, refuse_vmap: Callable[..., Any]) -> Any:
+    """A primitive without results, which stays all the same, and without derivative.
+
+    Args:
+        name: what it is called.
+        refuse_vmap: raises where its operands are batched; gets its parameters.
+    """
+    made = Primitive(name)
+    made.multiple_results = True
+
+    def keep(used: Any, *rest: Any) -> Any:  # 0.12 passes one argument more
+        return [True] * len(rest[-1].invars), rest[-1]
+
+    def without_derivative(primals: Any, tangents: Any, **params: Any) -> Any:
+        return made.bind(*primals, **params), []
+
+    def batched(values: Any, axes: Any, **params: Any) -> Any:
+        refuse_vmap(**params)
+
+    _partial_eval.dce_rules[made] = keep
+    ad.primitive_jvps[made] = without_derivative
+    batching.primitive_batchers[made] = batched
+    return made
+
+
+def current_trace() -> Any:
+    """What records equations now: an object for each function that is being traced."""
+    return _core.trace_ctx.trace
 
 
 def call_context() -> Hashable:

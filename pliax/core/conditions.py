@@ -7,11 +7,15 @@ the sizes at hand, and leaves one guard. `sym_and` and `sym_or` combine conditio
 one that is kept whole; `guard_or_false` and its kin decide without needing the answer.
 """
 
+import functools
 import operator
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import numpy as np
+
+from ._jax import primitive_that_stays
 from .dims import asker
 from .provenance import user_place
 
@@ -202,6 +206,11 @@ def _guard_or(condition: Any, otherwise: bool, frame: FrameType) -> bool:
 def check(condition: Any, message: str = "") -> None:
     """States that a condition on sizes holds; later questions may rely on it.
 
+    For sizes at hand it leaves a guard. For sizes born from data (`px.ragged`) it is a
+    run-time assertion: a function of `px.compile` or `px.pad` that has one waits for
+    the device at the end of each call and raises there. It may then not stand in a loop
+    or a branch of JAX's.
+
     Args:
         condition: a comparison of sizes or a plain truth value.
         message: what to say where it does not hold.
@@ -215,8 +224,34 @@ def check(condition: Any, message: str = "") -> None:
     """
     frame = asker()
     answer = known(condition, frame)
+    place = user_place(frame)
+    text = f"px.check: {message or f'{condition} does not hold'}\n  at {place}"
+    if answer is None and not condition.assumptions.has_hints(condition):
+        state_p.bind(condition=condition, text=text)
+        condition.assumptions.learn(condition, place)
+        return
     if answer is None:
         answer = condition.assumptions.decide(condition, frame)
     if not answer:
-        stated = message or f"{condition} does not hold"
-        raise ValueError(f"px.check: {stated}\n  at {user_place(frame)}")
+        raise ValueError(text)
+
+
+# A condition to be computed on the device: an equation without operands or results.
+state_p = primitive_that_stays("check", lambda **_: None)
+state_p.def_abstract_eval(lambda **_: [])
+
+
+def computed(condition: Any, value: Callable[[Any], Any]) -> Any:
+    """The truth of a condition as an array.
+
+    Args:
+        condition: comparisons of sizes, and plain truth values.
+        value: from a size or an integer to a scalar.
+    """
+    if not isinstance(condition, Condition):
+        return np.bool_(condition)
+    if condition.operation in _COMPARE:
+        a, b = map(value, condition.parts)
+        return _COMPARE[condition.operation](a, b)
+    join = operator.and_ if condition.operation == "and" else operator.or_
+    return functools.reduce(join, (computed(p, value) for p in condition.parts))

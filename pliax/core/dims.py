@@ -106,13 +106,13 @@ class Size:
 
     def max(self, other: Any) -> Any:
         """The larger of two sizes, as a size."""
-        return self.assumptions.size(self.expression.max(_plain(other)))
+        return self.assumptions.extreme("max", self, other)
 
     rmax = max  # noqa: A003
 
     def min(self, other: Any) -> Any:
         """The smaller of two sizes, as a size."""
-        return self.assumptions.size(self.expression.min(_plain(other)))
+        return self.assumptions.extreme("min", self, other)
 
     rmin = min  # noqa: A003
 

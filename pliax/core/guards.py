@@ -24,6 +24,7 @@ from typing import Any
 
 import jax
 
+from ._jax import asks_whether_windows_fit, extreme_of_dimensions
 from .callers import hashes_harmlessly
 from .conditions import Condition, opposite, proven, remaining
 from .config import dynamic_log, guards_log
@@ -122,12 +123,16 @@ class Assumptions:
         self.equalities: list[tuple[Any, Any]] = []
         self._scope = jax.export.SymbolicScope((*_ranges(self.symbols), *constraints))
         self.ranges = self.declared_ranges
+        self.unbacked: dict[str, Any] = {}  # sizes born from data, and their bounds
+        self.counted: dict[Any, Any] = {}  # and what they were counted of
+        self.facts: list[Condition] = []  # what is known of them without a guard
         self._sizes: dict[Any, Any] = {}
         self._known: dict[tuple[str, Any], bool] = {}
 
     def close(self) -> None:
         """Ends the trace: no later question is decided by the sizes of one call."""
         self.unify = self.split = False
+        self.counted.clear()
         self.symbols = {
             name: dataclasses.replace(symbol, hint=None)
             for name, symbol in self.symbols.items()
@@ -148,6 +153,37 @@ class Assumptions:
         if made is None:
             made = self._sizes[expression] = Size(expression, self)
         return made
+
+    def extreme(self, kind: str, a: Any, b: Any) -> Any:
+        """The "max" or "min" of two sizes, as a size."""
+        is_first = self.proves(a, ">=" if kind == "max" else "<=", b)
+        is_second = self.proves(b, ">=" if kind == "max" else "<=", a)
+        if is_first or is_second:
+            return a if is_first else b
+        if self._may_be_empty(a) or self._may_be_empty(b):
+            made = extreme_of_dimensions(kind, _expression(a), _expression(b))
+        else:
+            a, b = (a, b) if isinstance(a, Size) else (b, a)
+            made = getattr(a.expression, kind)(_expression(b))
+        return self.size(made)
+
+    def same_form(self, size: Any) -> Any:
+        """A size in which extremes are written as max(…, 0), where it may be 0.
+
+        Equal sizes such as u - min(u, 1) and max(u - 1, 0) then have one form.
+        """
+        if not self._may_be_empty(size):
+            return size
+
+        def larger(a: Any, b: Any) -> Any:
+            difference = a - b
+            if str(difference).startswith("-"):
+                a, b, difference = b, a, -difference
+            return b + self.extreme("max", difference, 0)
+
+        extremes = {"max": larger, "min": lambda a, b: a + b - larger(a, b)}
+        own = {name: self.parse(name)[0] for name in variables(size)}
+        return evaluate(size, own, extremes)
 
     @property
     def hints(self) -> dict[str, int]:
@@ -183,6 +219,8 @@ class Assumptions:
             return condition
         if relation in ("==", "!=") and not self._may_decide(a, b):
             return relation == "!="
+        if asks_whether_windows_fit(frame) and not self.has_hints(condition):
+            return relation == ">="  # from too small an array nothing is read
         return self.decide(condition, frame)
 
     def refuse_zero(self, divisor: Size, frame: FrameType) -> None:
@@ -259,18 +297,36 @@ class Assumptions:
 
     def _compare(self, expression: Any, least: int) -> bool | None:
         """Whether an expression is at least a number, for all sizes there are."""
-        low, high = bounds(self.size(expression), self.ranges)
+        size = self.size(expression)
+        low, high = bounds(size, self.ranges)
         if low >= least or high < least:
             return low >= least
+        if empty := self._may_be_empty(size):  # JAX takes every name for at least 1
+            shifted = substitute(size, {n: self._one_more(n) - 1 for n in empty})
+            expression = _expression(shifted)
         try:
             return bool(expression >= least)
         except jax.errors.InconclusiveDimensionOperation:
             return None
 
+    def _may_be_empty(self, size: Any) -> list[str]:
+        """The named sizes in a size that may be 0."""
+        empty = {name for name, (low, _) in self.ranges.items() if low < 1}
+        return sorted(empty & variables(size)) if empty else []
+
+    def _one_more(self, name: str) -> Any:
+        """A name of at least 1 for another's value plus 1."""
+        low, high = self.ranges[name]
+        self.ranges[f"{name}_plus_1"] = low + 1, high + 1
+        return self.parse(f"{name}_plus_1")[0]
+
     def _is_zero(self, difference: Any) -> bool | None:
         if isinstance(difference, int):
             return difference == 0
         known = self._known.get(("==", difference))
+        if known is None:
+            form = self.same_form(self.size(difference))
+            known = form == 0 if isinstance(form, int) else None
         if known is None and self._is_never_zero(difference):
             known = self._known["==", difference] = False
         return known
@@ -284,8 +340,12 @@ class Assumptions:
         """The value of a size that the program needs as a Python integer."""
         if is_inside(frame):
             raise TypeError(f"the size {size} has no value while it is traced")
-        condition = Condition("==", (size, 0), self)
-        self._require_hints(condition, frame)
+        if variables(size) - self.hints.keys():
+            raise UnknownSizeError(
+                f"{self.owner}: the program needs the value of {size} ({use}), but "
+                f"{self._unknown(variables(size))}.\n  at {user_place(frame)}\n"
+                "Use it as an array, jnp.asarray(size), or as a size of arrays."
+            )
         value = evaluate(size, self.hints)
         condition = Condition("==", (size, value), self)
         self._guard(condition, frame, f"used {use}")
@@ -304,13 +364,18 @@ class Assumptions:
         found: dict[str, Any] = {}
         for a, b in self.equalities:
             difference = substitute(a, found) - substitute(b, found)
-            name = next((n for n in variables(difference) if _slope(difference, n)), "")
+            names = sorted(variables(difference), key=self._precedence, reverse=True)
+            name = next((n for n in names if _slope(difference, n)), "")
             if name:
                 (itself,) = self.parse(name)
                 value = itself - _slope(difference, name) * difference
                 found = {n: substitute(x, {name: value}) for n, x in found.items()}
                 found[name] = value
         return found
+
+    def _precedence(self, name: str) -> tuple[int, str]:
+        """Sizes born from data come after those that calls bring, in their order."""
+        return [*self.unbacked].index(name) + 1 if name in self.unbacked else 0, name
 
     def _owns(self, x: Any) -> bool:
         return not isinstance(x, Size) or x.assumptions is self
@@ -329,15 +394,18 @@ class Assumptions:
             self.ranges[name] = low, high
 
     def _require_hints(self, condition: Condition, frame: FrameType) -> None:
-        unknown = sorted(names_of(condition) - self.hints.keys())
-        if unknown:
+        if names_of(condition) - self.hints.keys():
             raise UnknownSizeError(
-                f"{self.owner}: the program branches on {condition}, but only the "
-                f"device knows {unknown[0]} ({self.symbols[unknown[0]].origin}).\n"
+                f"{self.owner}: the program branches on {condition}, but "
+                f"{self._unknown(names_of(condition))}.\n"
                 f"  at {user_place(frame)}\n"
                 "Decide for all sizes with px.guard_or_false(…) or "
                 "px.guard_or_true(…), or state what holds with px.check(…)."
             )
+
+    def _unknown(self, names: frozenset[str]) -> str:
+        name = min(names - self.hints.keys())
+        return f"only the device knows {name} ({self.symbols[name].origin})"
 
     def _guard(self, condition: Condition, frame: FrameType, reason: str) -> None:
         place = user_place(frame)
@@ -347,6 +415,12 @@ class Assumptions:
         if text not in self.guards:
             self.guards[text] = Guard(text, place, reason)
             guards_log.debug("%s: %s", self.owner, self.guards[text])
+
+    def learn(self, condition: Condition, place: Place) -> None:
+        """Takes a condition for true from now on; no guard is made."""
+        self.facts.append(condition)
+        for part in _conjuncts(condition):
+            self._learn(part, place)
 
     def _learn(self, condition: Condition, place: Place) -> None:
         """What follows from a comparison that holds."""

@@ -52,9 +52,18 @@ def user_place(frame: FrameType | None, *, only: bool = False) -> Place:
     return NOWHERE
 
 
+def _is_passed(file: str) -> bool:
+    """Whether a file is ours, or a checker's of types that wraps our functions."""
+    parts = Path(file).parts
+    checks = (
+        "jaxtyping" in parts or "beartype" in parts or file.startswith("<@beartype")
+    )
+    return file.startswith(_OURS) or checks
+
+
 def equation_place(eqn: Any) -> Place:
     """The nearest line, neither JAX's nor ours, that an equation was traced from."""
-    frames = [f for f in equation_frames(eqn) if not f.file_name.startswith(_OURS)]
+    frames = [f for f in equation_frames(eqn) if not _is_passed(f.file_name)]
     if not frames:
         return NOWHERE
     frame = frames[0]

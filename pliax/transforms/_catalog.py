@@ -51,6 +51,8 @@ class Catalog:
         function: the user's function, which counts its traces.
         decisions: what earlier runs found.
         families: by everything of a call but its sizes.
+        needs_sizes: whether sizes are born from data in it, so that it is traced with
+            symbols also where no size of a call is one.
     """
 
     parameters: Parameters
@@ -60,6 +62,7 @@ class Catalog:
     function: Callable[..., Any]
     decisions: Decisions = dataclasses.field(default_factory=Decisions)
     families: dict[Hashable, Family] = dataclasses.field(default_factory=dict)
+    needs_sizes: bool = False
 
     def __post_init__(self):
         self.buckets = Placement(self.sizes.dims, self.decisions.sizes)
@@ -201,7 +204,7 @@ class Catalog:
     ) -> Entry:
         function, owner = self.function, self.parameters.owner
         tree = jax.tree.structure(unmarked(args, kwargs))
-        if not reading.symbols:
+        if not reading.symbols and not self.needs_sizes:
             return Entry(reading, None, function, tree, family.refusal)
         leaves = jax.tree.leaves((args, kwargs))
 
@@ -216,18 +219,34 @@ class Catalog:
             with self.ledger.tracing(tally):
                 found = trace(function, make, reading.symbols, constraints, owner=owner)
         except NotSymbolicError as error:
+            if not reading.symbols:  # sizes are born from data, and nothing else helps
+                raise error.original from error.original.__cause__
             if self.options.padding == "require":
                 raise_as_jax(function, args, kwargs)
                 raise PaddingRefused("trace", error.reason, error.place) from error
             family.refusal = f"traced size by size: {error}"
             tell_refusal(self.parameters.owner, family.refusal)
             constant = family.constant(family.calls[-1])
+            if self.needs_sizes:
+                return self._trace(family, constant, args, kwargs)
             return Entry(constant, None, function, tree, family.refusal, tally=tally)
         except BaseException:
             self.ledger.uncached().add(**tally.read())
             raise
+        self.needs_sizes |= bool(found.assumptions.unbacked)
         refusal = 'padding="never"' if self.options.padding == "never" else None
         return Entry(reading, found, function, tree, refusal, tally=tally)
+
+    def with_sizes(
+        self, family: Family, entry: Entry, args: tuple, kwargs: dict
+    ) -> Entry:
+        """An entry with symbols in place of one in which sizes are born from data."""
+        self.needs_sizes = True
+        family.entries.remove(entry)
+        traced = self._trace(family, entry.reading, args, kwargs)
+        traced.reason = entry.reason
+        family.entries.append(traced)
+        return traced
 
     def give_up(self, family: Family, entry: Entry) -> Entry:
         """An entry for one call's sizes in place of one that no rule can run."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pliax.core._jax import cache_size
-from pliax.core.dims import evaluate
+from pliax.core.unbacked import most, raise_failed, with_unbacked
 
 from ._buffers import Padding, cut_array, padded, places
 from ._donation import delete
@@ -84,6 +84,7 @@ class Plan:
         jitted: the function that JAX compiles and calls.
         size: tells how many executables of it there are.
         built: how many executables of it have been accounted for.
+        checks: the errors of what it checks at run time.
     """
 
     entry: Entry
@@ -95,7 +96,13 @@ class Plan:
     jitted: Any = None
     size: Any = None
     built: int = 0
+    checks: tuple[str, ...] = ()
     _vetting: _Vetting = dataclasses.field(default_factory=_Vetting)
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether it returns what it checks at run time beside its results."""
+        return self.entry.trace is not None and self.entry.trace.is_checked
 
     @contextlib.contextmanager
     def vetted(self) -> Iterator[None]:
@@ -120,7 +127,10 @@ class Plan:
     def bucket(self, values: Mapping[str, Any]) -> Bucket:
         """The sizes it serves, as the padding transform takes them."""
         trace = self.entry.trace
-        return Bucket(self.ranges, values, trace.equal if trace else {})
+        if trace is None:
+            return Bucket(self.ranges, values)
+        ranges = with_unbacked(trace.assumptions, self.ranges)
+        return Bucket(ranges, values, trace.equal)
 
     def compile_as(self, f: Callable[..., Any], donated: Sequence[int]) -> None:
         """Makes what JAX compiles, under the name and signature of f."""
@@ -149,7 +159,9 @@ class Plan:
         arrays = _inputs(bucket, trace, leaves)
         results = run(bucket, trace.jaxpr, trace.consts, arrays)
         data = [bucket.simplified(x).data for x in results]
-        return jax.tree.unflatten(trace.out_tree, data)
+        result = jax.tree.unflatten(trace.out_tree, data)
+        self.checks, held = bucket.checked()
+        return (result, held) if self.is_checked else result
 
     def bind(self, values: Mapping[str, int], args: tuple, kwargs: dict) -> "Bound":
         """The plan for exact sizes: what has to be padded and cut."""
@@ -180,7 +192,7 @@ class Plan:
         """The valid shapes of results that are longer."""
         found = {}
         for i, v in enumerate(trace.jaxpr.outvars):
-            shape = tuple(evaluate(n, values) for n in v.aval.shape)
+            shape = tuple(most(n, trace.assumptions, values) for n in v.aval.shape)
             if shape != bucket.shape(v.aval.shape):
                 found[i] = shape
         return found
@@ -188,7 +200,8 @@ class Plan:
     def _elements(self, values: Mapping[str, int]) -> tuple[int, int]:
         """Valid elements along the dynamic sizes, and those of their bucket."""
         trace = self.entry.trace
-        names = trace.shaped_by - trace.equal.keys() if trace else ()
+        names = trace.shaped_by - trace.equal.keys() if trace else frozenset()
+        names &= self.ranges.keys()  # of those born from data nobody knows
         if not names:
             return 0, 0
         lengths = self.lengths
@@ -211,7 +224,7 @@ class Bound:
         places: where those lie; None where the arguments must be flattened.
         cuts: the valid shapes of results that have to be cut, by number.
         donated: the numbers of padded arguments which the user gave away.
-        fits: whether arrays go in and come out as they are.
+        fits: whether arrays go in and come out as they are, and nothing is checked.
         size: as the plan's.
     """
 
@@ -228,12 +241,16 @@ class Bound:
 
     def __post_init__(self):
         self.size = self.plan.size
-        self.fits = not self.paddings and not self.cuts
+        has_work = self.paddings or self.cuts or self.plan.is_checked
+        self.fits = not has_work
 
     def __call__(self, args: tuple, kwargs: dict) -> Any:
         """The results of one call, whose arguments are of these sizes."""
         given, named = self.pad(args, kwargs)
         results = self.run(*given, **named)
+        if self.plan.is_checked:  # the only wait for the device in a call
+            results, held = results
+            raise_failed(self.plan.checks, held)
         if self.cuts:
             leaves, tree = jax.tree.flatten(results)
             for i, shape in self.cuts.items():

@@ -1,5 +1,6 @@
 """The kinds of arguments a call has: what is marked, what is an integer, what type."""
 
+import contextlib
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import jax
 
 from pliax.core.guards import Assumptions
 from pliax.core.marks import Marked
+from pliax.core.unbacked import NeedsSizesError
 
 from ._families import Position, Reading, is_integer
 from ._keys import leaf_key
@@ -69,7 +71,8 @@ def raise_as_jax(function: Callable[..., Any], args: tuple, kwargs: dict) -> Non
         given, named = jax.tree.unflatten(tree, values)
         return function(*given, **named)
 
-    jax.eval_shape(call, arrays)
+    with contextlib.suppress(NeedsSizesError):  # which JAX cannot trace
+        jax.eval_shape(call, arrays)
 
 
 def _is_marked(x: Any) -> bool:

@@ -44,7 +44,7 @@ class Facts:
     def of(cls, assumptions: Assumptions, conditions: Iterable[str] = ()) -> "Facts":
         """What was declared of the sizes of a trace, and more conditions."""
         ranges = assumptions.declared_ranges.items()
-        declared = assumptions.constraints
+        declared = (*assumptions.constraints, *map(str, assumptions.facts))
         return cls(
             tuple((name, low, high) for name, (low, high) in ranges),
             (*declared, *conditions),

@@ -27,6 +27,8 @@ from typing import Any
 import jax
 
 from pliax.core._jax import call_context, is_tracing, no_trace, trace_state
+from pliax.core.ragged import with_constants
+from pliax.core.unbacked import NeedsSizesError, tracing_context
 
 from ._arguments import (
     Parameters,
@@ -41,7 +43,8 @@ from ._decisions import function_name, read_decisions
 from ._dispatch import Form, accessor
 from ._donation import are_donated, note_deleted
 from ._execution import Bound, Plan, Unvetted
-from ._families import sizes_of_leaves
+from ._families import Family, sizes_of_leaves
+from ._inside import run_inside
 from ._kinds import kind, unmarked
 from ._ledger import Ledger, Stats
 from ._logs import tell_executable
@@ -221,7 +224,13 @@ class CompiledFunction:
         leaves = self._check_leaves(args, kwargs)
         group = group_of(self._sizes.read(leaves))
         with self._ledger.calling(self._ledger.uncached(group)):
-            return self._plain(*args, **kwargs)
+            try:
+                return self._plain(*args, **kwargs)
+            except NeedsSizesError:
+                if tracing_context.value is not None:  # an outer px.compile's affair
+                    raise
+                owner = self._parameters.owner
+                return run_inside(self._counted, args, kwargs, owner)
 
     def _bind_once(self, call: _Call) -> Bound:
         """What serves a call; threads that ask for one kind of call wait in line."""
@@ -244,8 +253,16 @@ class CompiledFunction:
             family, call.sizes, call.args, call.kwargs, (facts, self._all_facts())
         )
         call = dataclasses.replace(call, entry=entry, values=values, facts=facts)
+        return self._planned(family, call)
+
+    def _planned(self, family: Family, call: _Call) -> Bound:
+        """What serves a call of a known trace: padded, else exact, else JAX's own."""
+        entry = call.entry
         try:
             return self._in_bucket(call)
+        except NeedsSizesError:
+            entry = self._catalog.with_sizes(family, entry, call.args, call.kwargs)
+            return self._planned(family, dataclasses.replace(call, entry=entry))
         except PaddingRefused as refusal:
             if self._options.padding == "require":
                 raise
@@ -253,6 +270,8 @@ class CompiledFunction:
         try:
             return self._in_bucket(call)
         except PaddingRefused as refusal:  # not even at its exact sizes
+            if entry.trace and entry.trace.born_from_data:  # JAX cannot trace it
+                raise
             self._catalog.refuse(entry, refusal)
         entry = self._catalog.give_up(family, entry)
         return self._in_bucket(dataclasses.replace(call, entry=entry, values={}))
@@ -384,6 +403,8 @@ class CompiledFunction:
         entries = self._catalog.entries
         notes = self._catalog.expected_waste()
         notes += [f"guard: {g}" for g in dict.fromkeys(map(str, self.guards))]
+        born = (text for e in entries if e.trace for text in e.trace.born_from_data)
+        notes += [f"born from data: {text}" for text in dict.fromkeys(born)]
         refusals = dict.fromkeys(e.refusal for e in entries if e.refusal)
         return notes + [f"not padded: {text}" for text in refusals]
 
@@ -502,10 +523,10 @@ def _count_traces(f: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:
     def body(*args, **kwargs):
         args, kwargs = unmark_static(args, kwargs)
         if jax.config.jax_disable_jit:
-            return f(*args, **kwargs)
+            return with_constants(f, args, kwargs)
         with ledger.tracing() as tally:
             tally.add(traces=1)
-            return f(*args, **kwargs)
+            return with_constants(f, args, kwargs)
 
     body.__module__ = getattr(f, "__module__", None) or __name__
     body.__name__ = describe_callable(f)

@@ -22,6 +22,8 @@ from pliax.core.guards import (
     UnknownSizeError,
 )
 from pliax.core.provenance import NOWHERE, Place, user_place
+from pliax.core.ragged import as_result, logical
+from pliax.core.unbacked import asserts, births, tracing_context
 
 
 class NotSymbolicError(Exception):
@@ -30,10 +32,11 @@ class NotSymbolicError(Exception):
     Attributes:
         reason: what went wrong.
         place: the line of the user's code.
+        original: the error of the trace.
     """
 
-    def __init__(self, reason: str, place: Place):
-        self.reason, self.place = reason, place
+    def __init__(self, reason: str, place: Place, original: Exception):
+        self.reason, self.place, self.original = reason, place, original
         super().__init__(f"{reason}\n  at {place}")
 
 
@@ -60,6 +63,26 @@ class SymbolicTrace:
     def equal(self) -> dict[str, Any]:
         """Named sizes that equal others, or a constant, under the guards."""
         return self.assumptions.solved
+
+    @property
+    def equal_if_unbacked(self) -> dict[str, Any]:
+        """Those of them that are born from data."""
+        unbacked = self.assumptions.unbacked
+        return {name: x for name, x in self.equal.items() if name in unbacked}
+
+    @functools.cached_property
+    def is_checked(self) -> bool:
+        """Whether it asserts something at run time."""
+        return bool(self.assumptions.unbacked) and asserts(self.jaxpr)
+
+    @property
+    def born_from_data(self) -> list[str]:
+        """The sizes that only the device knows: their bounds, and what counts them."""
+        known = self.assumptions
+        return [
+            f"{name} <= {bound}  # {known.symbols[name].origin}"
+            for name, bound in known.unbacked.items()
+        ]
 
     @functools.cached_property
     def shaped_by(self) -> frozenset[str]:
@@ -174,7 +197,8 @@ def _traced(
     except ConstraintViolationError as second:
         raise second from first
     except Exception:
-        raise NotSymbolicError(first_line(first), place_of(first)) from first
+        reason, place = first_line(first), place_of(first)
+        raise NotSymbolicError(reason, place, first) from first
 
 
 def trace_under(
@@ -184,6 +208,7 @@ def trace_under(
 ) -> SymbolicTrace:
     """Traces f once; what it asks of sizes is put to these assumptions."""
     leaves, tree = jax.tree.flatten(make_args(assumptions))
+    owner = assumptions.owner
     inputs = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, int | Size)]
     out_trees = []
 
@@ -191,17 +216,31 @@ def trace_under(
         values = list(leaves)
         for i, array in zip(inputs, arrays, strict=True):
             values[i] = array
-        args, kwargs = jax.tree.unflatten(tree, values)
-        results, out_tree = jax.tree.flatten(f(*args, **kwargs))
+        args, kwargs = logical(jax.tree.unflatten(tree, values), owner)
+        results = jax.tree.map(
+            lambda x: as_result(x, assumptions, owner), f(*args, **kwargs)
+        )
+        results, out_tree = jax.tree.flatten(results)
         out_trees.append(out_tree)
         return results
 
-    closed = jax.make_jaxpr(flat)(*(leaves[i] for i in inputs))
+    with tracing_context(assumptions):
+        closed = jax.make_jaxpr(flat)(*(leaves[i] for i in inputs))
     assumptions.close()
     return SymbolicTrace(
-        jaxpr=dce_jaxpr(closed.jaxpr),
+        jaxpr=_without_unused(closed.jaxpr, assumptions),
         consts=tuple(closed.consts),
         inputs=tuple(inputs),
         out_tree=out_trees[-1],
         assumptions=assumptions,
     )
+
+
+def _without_unused(jaxpr: Any, assumptions: Assumptions) -> Any:
+    """The program without what nobody reads.
+
+    Inner programs that count a size stay, though only shapes may depend on them.
+    """
+    if any(births(eqn) for eqn in jaxpr.eqns if assumptions.unbacked):
+        return jaxpr
+    return dce_jaxpr(jaxpr)

@@ -23,6 +23,7 @@ from jax.errors import (
 from jaxtyping import Array
 
 from pliax.core._jax import is_symbolic_dim
+from pliax.core.conditions import guard_or_false
 from pliax.core.jaxprs import ClosedFunction, close
 
 
@@ -315,7 +316,7 @@ def check_arrays(query: Array, key: Array, value: Array, *, enable_gqa: bool) ->
         if x.ndim != 4:
             remedy = f"Add the missing ones, as in {name}[None] for one sequence."
             _refuse(f"{name} must have 4 dimensions (B, T, H, D)", found, remedy)
-        if 0 in x.shape:
+        if any(guard_or_false(n == 0) for n in x.shape):
             remedy = "Every length must be at least 1: skip the call for empty arrays."
             _refuse(f"{name} has a dimension of length 0", found, remedy)
     _check_dtypes(arrays, found)

@@ -10,8 +10,8 @@ import numpy as np
 from jax.core import Tracer
 
 from pliax.core.constraints import constraint
-from pliax.core.dims import evaluate
 from pliax.core.guards import Guard, Symbol
+from pliax.core.unbacked import most, raise_failed, with_unbacked
 from pliax.transforms._arguments import (
     Leaf,
     Parameters,
@@ -65,20 +65,37 @@ class PaddedFunction:
         leaves = jax.tree.leaves((args, kwargs))
         values = {n: jnp.asarray(sizes[n], jnp.int32) for n in lengths}
         least = {n: self._least.get(n, 1) for n in lengths}
-        bucket = Bucket({n: (least[n], lengths[n]) for n in lengths}, values)
+        ranges = {n: (least[n], lengths[n]) for n in lengths}
+        ranges = with_unbacked(traced.assumptions, ranges)
+        bucket = Bucket(ranges, values, traced.equal_if_unbacked)
         shapes = [v.aval.shape for v in traced.jaxpr.invars]
         pairs = zip(map(jnp.asarray, leaves), shapes, strict=True)
         padded = [bucket.simple(x, shape) for x, shape in pairs]
         results = run(bucket, traced.jaxpr, traced.consts, padded)
         validate_if_asked(traced)  # the rules have asked more
+        self._raise_failed(bucket)
         data = [bucket.simplified(x).data for x in results]
         return jax.tree.unflatten(traced.out_tree, data)
 
+    def _raise_failed(self, bucket: Bucket) -> None:
+        """What is checked at run time; that is now, unless the call is traced."""
+        texts, held = bucket.checked()
+        if isinstance(held, Tracer):
+            raise PaddingRefused(
+                "check",
+                "inside jax.jit nobody can raise what is checked at run time; use "
+                f"px.compile, or call the padded function outside ({texts[0]})",
+            )
+        raise_failed(texts, held)
+
     def out_shapes(self, *args: Any, sizes: Mapping[str, int], **kwargs: Any) -> Any:
-        """The valid shape of each result, for the same arguments as a call."""
+        """The valid shape of each result, for the same arguments as a call.
+
+        For sizes born from data it has their bounds.
+        """
         _, traced = self._trace(args, kwargs, sizes)
         shapes = [
-            tuple(evaluate(n, sizes) for n in v.aval.shape)
+            tuple(most(n, traced.assumptions, sizes) for n in v.aval.shape)
             for v in traced.jaxpr.outvars
         ]
         return jax.tree.unflatten(traced.out_tree, shapes)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -58,7 +59,7 @@ def gather(bucket: Bucket, eqn: Any, x: Padded, indices: Padded) -> Padded:
         return _gathered(eqn, selection, indices)
     starts, inside = moved(selection, columns(indices, numbers, wraps=selection.drops))
     windows = located(reachable(selection), starts)
-    data = read(windows)
+    data = _if_any(selection, read(windows))
     if inside is not None:
         outside = lax.full_like(data, eqn.params["fill_value"])
         data = lax.select(windows.everywhere(inside), data, outside)
@@ -88,7 +89,29 @@ def dynamic_slice(bucket: Bucket, eqn: Any, x: Padded, *starts: Padded) -> Padde
     selection = Selection(bucket, x, one_window(x.rank), sizes, (), False)
     found, _ = moved(selection, _scalars(starts))
     windows = located(reachable(selection), found)
-    return Padded(read(windows), windows.axes)
+    return Padded(_if_any(selection, read(windows)), windows.axes)
+
+
+def _if_any(selection: Selection, data: Any) -> Any:
+    """Windows of an array that may be empty: where it is, what JAX fills with."""
+    bucket, fits = selection.bucket, None
+    for axis in selection.parts:
+        size, needed = selection.size(axis), selection.sizes[axis]
+        if bucket.may_be_empty(size):
+            fits = both(fits, lax.ge(bucket.scalar(size), bucket.scalar(needed)))
+    if fits is None or jnp.issubdtype(data.dtype, jax.dtypes.extended):
+        return data
+    nothing = lax.full_like(data, _nothing(data.dtype))
+    return lax.select(lax.broadcast(fits, data.shape), data, nothing)
+
+
+def _nothing(dtype: Any) -> Any:
+    """What JAX reads outside of an array in the mode "fill"."""
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return np.nan
+    if jnp.issubdtype(dtype, jnp.signedinteger):
+        return jnp.iinfo(dtype).min
+    return True if dtype == jnp.bool_ else jnp.iinfo(dtype).max
 
 
 def _scalars(starts: tuple[Padded, ...]) -> Starts:

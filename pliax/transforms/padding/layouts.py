@@ -65,6 +65,10 @@ class Padded:
         return tuple(range(start, start + len(self.axes[axis])))
 
 
+class ScopeError(ValueError):
+    """Something of a loop or a branch that is needed outside of it."""
+
+
 class Bucket:
     """The sizes one executable serves: how long arrays are, and what is valid.
 
@@ -72,6 +76,10 @@ class Bucket:
         ranges: the smallest and largest value of each named size.
         values: the named sizes at run time, int32 scalars.
         equal: named sizes that equal others, or a constant, under the guards.
+
+    Attributes:
+        checks: what is asserted at run time, and whether it held; None in the body of a
+            loop, from which no such thing gets out.
     """
 
     def __init__(
@@ -88,8 +96,10 @@ class Bucket:
         }
         self._lengths: dict[Size, int] = {}
         self._canonical: dict[Size, Any] = {}
+        self._forms: dict[Any, Any] = {}
         self._scalars: dict[Size, Any] = {}
         self._masks: dict[Any, Any] = {}
+        self.checks: list[tuple[str, Any]] | None = []
 
     def inner(self) -> "Bucket":
         """The same bucket for the body of a loop, whose values must not get out.
@@ -98,7 +108,33 @@ class Bucket:
         """
         scope = copy.copy(self)
         scope._scalars, scope._masks = dict(self._scalars), dict(self._masks)
+        scope.values, scope.checks = dict(self.values), None
         return scope
+
+    def count(self, name: str, value: Any) -> None:
+        """Gives a size born from data its value, also where it had one before."""
+        for known in (self._scalars, self._masks):
+            for key in [key for key in known if name in _names(key)]:
+                del known[key]
+        self.values[name] = value
+
+    def check(self, text: str, holds: Any) -> None:
+        """Asserts something at run time.
+
+        Raises:
+            ScopeError: in the body of a loop.
+        """
+        if self.checks is None:
+            raise ScopeError(
+                "what is checked at run time cannot get out of the body of a loop or a "
+                f"branch ({text.partition(chr(10))[0]})"
+            )
+        self.checks.append((text, holds))
+
+    def checked(self) -> tuple[tuple[str, ...], Any]:
+        """What was asserted, and one array that says what of it holds."""
+        texts = tuple(text for text, _ in self.checks or ())
+        return texts, jnp.stack([h for _, h in self.checks or ()]) if texts else ()
 
     # --- sizes ------------------------------------------------------------------------
 
@@ -108,6 +144,9 @@ class Bucket:
             return int(size)
         if (found := self._canonical.get(size)) is None:
             found = self._simplest(substitute(size, self.equal))
+            if isinstance(found, Size):
+                form = found.assumptions.same_form(found)
+                found = self._forms.setdefault(form, found)
             self._canonical[size] = found
         return found
 
@@ -116,6 +155,10 @@ class Bucket:
             return evaluate(size, self._known)
         low, high = bounds(size, self.ranges)
         return low if low == high else size
+
+    def may_be_empty(self, size: Any) -> bool:
+        """Whether a size depends on one that may be 0, as those born from data."""
+        return any(self.ranges[name][0] < 1 for name in variables(size))
 
     def length(self, size: Any) -> int:
         """How many elements a physical axis has: as many as the size can become."""
@@ -139,12 +182,24 @@ class Bucket:
         if not isinstance(size, Size):
             return np.int32(size)
         if (found := self._scalars.get(size)) is None:
-            values = {
-                n: self._known.get(n, self.values.get(n)) for n in variables(size)
-            }
-            found = evaluate(size, values, {"max": jnp.maximum, "min": jnp.minimum})
-            found = self._scalars[size] = lax.convert_element_type(found, jnp.int32)
+            found = self._scalars[size] = self.counted(size)
         return found
+
+    def require(self, size: Any) -> None:
+        """Raises a ScopeError where a size has no value here."""
+        missing = variables(size) - self._known.keys() - self.values.keys()
+        if missing:
+            raise ScopeError(
+                f"the size {min(missing)} is born from data in the body of a loop or a "
+                "branch and has no value outside of it; reduce there what has this size"
+            )
+
+    def counted(self, size: Any) -> Any:
+        """The value of a size at run time, whatever is known of it otherwise."""
+        self.require(size)
+        values = {**self._known, **self.values}
+        found = evaluate(size, values, {"max": jnp.maximum, "min": jnp.minimum})
+        return lax.convert_element_type(found, jnp.int32)
 
     # --- arrays -----------------------------------------------------------------------
 
@@ -272,6 +327,13 @@ class Bucket:
         ):
             return finest
         return (self.size(product(finest)),)
+
+
+def _names(key: Any) -> frozenset[str]:
+    """The named sizes in a size, or in axes."""
+    if isinstance(key, tuple):
+        return frozenset().union(*map(_names, key))
+    return variables(key)
 
 
 def choose(mask: Any, x: Any, other: Any) -> Any:

@@ -17,10 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pliax.core.dims import variables
+from pliax.core.unbacked import births
+
 from .interpreter import HIGHER_ORDER, run
 from .layouts import Bucket, Factors, Padded
 from .placements import placed
-from .rules import bind, rule
+from .rules import bind, refuse, rule
 
 
 _CALLS = {"jit": "jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr", "linear_call": "callee"}
@@ -52,9 +55,33 @@ def run_inner(bucket: Bucket, inner: Any, operands: Sequence[Padded]) -> list[Pa
 def call(bucket: Bucket, eqn: Any, *operands: Padded) -> Sequence[Padded]:
     """A function of its own: what it computes, in place; its placements are kept."""
     params = eqn.params
+    inner = params[_CALLS[eqn.primitive.name]]
+    _refuse_second_birth(bucket, eqn)
     xs = placed(bucket, eqn, operands, params.get("in_shardings"))
-    results = run_inner(bucket, params[_CALLS[eqn.primitive.name]], xs)
+    results = run_inner(bucket, inner, xs)
     return placed(bucket, eqn, results, params.get("out_shardings"))
+
+
+def _refuse_second_birth(bucket: Bucket, eqn: Any) -> None:
+    """One trace of an inner jit serves two calls, and names their sizes alike.
+
+    That is right as long as no result has such a size.
+    """
+    given = _names(eqn.invars)
+    again = _names(eqn.outvars) & bucket.values.keys() - given
+    if again and (again := again & births(eqn)):
+        raise refuse(
+            eqn,
+            f"it is called again with arguments of the same types, and its result has "
+            f"a size born from data in it ({min(again)}); call px.ragged outside of "
+            "the inner jit",
+        )
+
+
+def _names(variables_: Sequence[Any]) -> frozenset[str]:
+    """The named sizes in the shapes of variables."""
+    shapes = [getattr(v.aval, "shape", ()) for v in variables_]
+    return frozenset().union(*(variables(n) for shape in shapes for n in shape))
 
 
 @rule("custom_linear_solve")
@@ -90,15 +117,23 @@ def _behind_barrier(xs: Sequence[Padded], kept: Sequence[bool]) -> list[Padded]:
 
 def _checkpoint(bucket: Bucket, eqn: Any, operands: Sequence[Padded]) -> list[Padded]:
     layouts: list[tuple[tuple[Factors, ...], Any]] = []
+    texts: list[str] = []
 
-    def inner(*data: Any) -> list[Any]:
-        xs = _with_data(operands, data)
-        results = run_inner(bucket.inner(), eqn.params["jaxpr"], xs)
+    def inner(*data: Any) -> tuple[list[Any], dict[str, Any], list[Any]]:
+        xs, scope = _with_data(operands, data), bucket.inner()
+        scope.checks = []
+        results = run_inner(scope, eqn.params["jaxpr"], xs)
         layouts[:] = [(x.axes, x.fill) for x in results]
-        return _data(results)
+        texts[:] = [text for text, _ in scope.checks]
+        born = {n: v for n, v in scope.values.items() if v is not bucket.values.get(n)}
+        return _data(results), born, [held for _, held in scope.checks]
 
     options = {name: eqn.params[name] for name in ("prevent_cse", "policy")}
-    data = jax.checkpoint(inner, **options)(*_data(operands))
+    data, born, held = jax.checkpoint(inner, **options)(*_data(operands))
+    for name, value in born.items():
+        bucket.count(name, value)
+    for text, holds in zip(texts, held, strict=True):
+        bucket.check(text, holds)
     return [Padded(x, *layout) for x, layout in zip(data, layouts, strict=True)]
 
 
@@ -114,6 +149,7 @@ def name(bucket: Bucket, eqn: Any, x: Padded) -> Padded:
 @rule("scan")
 def scan(bucket: Bucket, eqn: Any, *operands: Padded) -> list[Padded]:
     """JAX's scan; over a padded axis a loop of as many steps as are valid."""
+    _keep_inside(bucket, eqn)
     consts, carry, xs = _parts(eqn.params["ft_in"], operands)
     length = bucket.size(eqn.params["length"])
     carry = _settled(bucket, carry, eqn.outvars)
@@ -183,6 +219,7 @@ def _with_row(x: Any, row: Any, place: Any) -> Any:
 @rule("while")
 def while_loop(bucket: Bucket, eqn: Any, *operands: Padded) -> list[Padded]:
     """JAX's loop; a batched predicate ends with the last valid element."""
+    _keep_inside(bucket, eqn)
     params = eqn.params
     ends = np.cumsum([params["cond_nconsts"], params["body_nconsts"]])
     cond_consts, body_consts = operands[: ends[0]], operands[ends[0] : ends[1]]
@@ -232,6 +269,7 @@ def _chosen(which: Any, x: Any, y: Any) -> Any:
 @rule("cond")
 def cond(bucket: Bucket, eqn: Any, index: Padded, *operands: Padded) -> list[Padded]:
     """JAX's switch: the branches agree on one factor for each axis."""
+    _keep_inside(bucket, eqn)
 
     def branch(inner: Any) -> Callable[..., list[Any]]:
         def call(*data: Any) -> list[Any]:
@@ -277,6 +315,12 @@ def _settled(
     """Arrays in the layout and the dtype of variables, of which there may be more."""
     pairs = zip(xs, variables, strict=False)
     return [_in_layout(bucket, x, v) for x, v in pairs]
+
+
+def _keep_inside(bucket: Bucket, eqn: Any) -> None:
+    """Refuses a result of a loop or a branch with a size that is born in its body."""
+    for size in (n for v in eqn.outvars for n in v.aval.shape):
+        bucket.require(size)
 
 
 def _in_layout(bucket: Bucket, x: Padded, variable: Any) -> Padded:

@@ -1,0 +1,137 @@
+"""Sizes born from data: a trace knows their bounds, only the device their values.
+
+    new_size : bound               ->  Size, named u0, u1, …
+    count    : int32 scalar, Size  ->  () : the size has this value at run time
+
+`count` is an equation of the trace, which the padding transform runs: it gives the size
+its value in the bucket. Nothing reads a result of it, but shapes depend on it: no pass
+of JAX's removes it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ._jax import primitive_that_stays
+from .conditions import Condition, state_p
+from .dims import Size, bounds
+from .guards import LARGEST, Assumptions, Symbol
+from .provenance import NOWHERE
+
+
+# The assumptions of the symbolic trace that runs, or one of the states of `ragged.py`.
+# It is part of the keys of JAX's caches: what an inner jit traced in one state is never
+# taken for what it means in another.
+tracing_context = jax.make_user_context(default_value=None)
+
+
+class NeedsSizesError(Exception):
+    """A size is born from data in a trace that has no symbolic sizes."""
+
+
+def _refuse_vmap(size: Any, **_: Any) -> None:
+    symbol = size.assumptions.symbols[str(size)]
+    raise ValueError(
+        f"{symbol.origin}: under jax.vmap every row has a size of its own, but an "
+        "array has one shape.\nCall it on one row at a time with jax.lax.map, on the "
+        "whole batch at once, or outside px.compile, where it returns a px.ragged."
+        "Ragged for each row."
+    )
+
+
+count_p = primitive_that_stays("size_from_data", _refuse_vmap)
+count_p.def_abstract_eval(lambda value, **_: [])
+
+
+def new_size(assumptions: Assumptions, bound: Any, origin: str) -> Size:
+    """A named size from 0 to a bound, which is a size or an integer."""
+    taken, number = assumptions.symbols, 0
+    while f"u{number}" in taken:
+        number += 1
+    name = f"u{number}"
+    high = bounds(bound, assumptions.ranges)[1]
+    assumptions.symbols[name] = Symbol(name, None, origin, low=0)
+    assumptions.ranges[name] = 0, min(high, LARGEST)
+    assumptions.unbacked[name] = bound
+    (size,) = assumptions.parse(name)
+    assumptions.learn(Condition("<=", (size, bound), assumptions), NOWHERE)
+    return size
+
+
+def count(value: Any, size: Size, excess: str = "") -> None:
+    """Gives a new size its value, an int32 scalar.
+
+    Args:
+        value: the number of valid elements.
+        size: the size, as `new_size` made it.
+        excess: the error where the value is not from 0 to its bound; nothing is
+            checked where that cannot be.
+    """
+    bound = size.assumptions.unbacked[str(size)]
+    count_p.bind(value, size=size, bound=bound, excess=excess)
+
+
+def births(eqn: Any) -> frozenset[str]:
+    """The sizes that get their values in the programs which an equation holds."""
+    inner = (e for program in _programs(eqn) for e in _equations(program))
+    return frozenset(str(e.params["size"]) for e in inner if e.primitive is count_p)
+
+
+def asserts(jaxpr: Any) -> bool:
+    """Whether a program, or one that it holds, asserts something at run time."""
+    return any(
+        eqn.primitive is state_p or (eqn.primitive is count_p and eqn.params["excess"])
+        for eqn in _equations(jaxpr)
+    )
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a program and of those it holds."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for program in _programs(eqn):
+            yield from _equations(program)
+
+
+def _programs(eqn: Any) -> Iterator[Any]:
+    for value in eqn.params.values():
+        for inner in value if isinstance(value, tuple) else (value,):
+            program = getattr(inner, "jaxpr", inner)
+            if hasattr(program, "eqns"):
+                yield program
+
+
+# --- lengths --------------------------------------------------------------------------
+
+
+def with_unbacked(
+    assumptions: Assumptions, ranges: Mapping[str, tuple[int, int]]
+) -> dict[str, tuple[int, int]]:
+    """The ranges of all named sizes, from those of the sizes that calls bring."""
+    found = dict(ranges)
+    for name, bound in assumptions.unbacked.items():
+        low, high = assumptions.ranges[name]
+        found[name] = low, max(low, min(high, bounds(bound, found)[1]))
+    return found
+
+
+def most(size: Any, assumptions: Assumptions, sizes: Mapping[str, int]) -> int:
+    """The largest value of a size in a call; its value where that is known."""
+    if not isinstance(size, Size):
+        return size
+    ranges = with_unbacked(assumptions, {n: (v, v) for n, v in sizes.items()})
+    return max(int(bounds(size, ranges)[1]), 0)
+
+
+def raise_failed(texts: Sequence[str], held: Any) -> None:
+    """Raises the error of the first check that failed; waits for the device.
+
+    Args:
+        texts: the error of each.
+        held: which of them held, as an array.
+    """
+    for text, holds in zip(texts, np.asarray(held), strict=True):
+        if not holds:
+            raise ValueError(text)

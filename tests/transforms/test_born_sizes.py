@@ -1,0 +1,335 @@
+"""Laws of px.compile where sizes are born from data."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pliax as px
+from pliax.core.guards import UnknownSizeError
+from pliax.ragged import Ragged, boolean_mask, nonzero, repeat
+
+
+X = np.array([3.0, -1.0, 2.0, -5.0, 1.5, 0.5], np.float32)
+POSITIVE = X[X > 0]
+
+
+def positive(x):
+    return boolean_mask(x, x > 0)
+
+
+def mean(x):
+    return positive(x).mean()
+
+
+# One executable for all contents ------------------------------------------------------
+
+
+def test_a_plain_function_is_compiled_once_for_a_size():
+    f = px.compile(mean)
+    for x in (X, -X, np.abs(X)):
+        assert np.isclose(f(x), x[x > 0].mean())
+    assert np.isnan(f(-np.abs(X)))
+    assert f.stats.compilations == 1 and f.stats.calls == 4
+    assert "born from data: u0 <= 6  # px.ragged.boolean_mask at" in f.explain()
+
+
+@pytest.mark.parametrize("padding", ["require", "never"])
+def test_sizes_of_calls_and_of_data_together(padding):
+    f = px.compile(lambda x: (mean(x), positive(x)), dims={"x": "t"}, padding=padding)
+    for length in (6, 5, 3, 4, 6):
+        x = X[:length]
+        found, selected = f(x)
+        assert np.isclose(found, x[x > 0].mean()) and selected.bound == length
+        assert np.array_equal(selected.to_numpy(), x[x > 0])
+    assert f.stats.traces == 1
+
+
+def test_empty_arrays_have_nothing_to_select():
+    f = px.compile(lambda x: (positive(x), nonzero(x)[0], positive(x).sum()))
+    selected, places, total = f(X[:0])
+    assert selected.to_numpy().shape == places.to_numpy().shape == (0,)
+    assert total == 0
+
+
+def test_what_is_read_of_nothing_is_what_jax_fills_with():
+    def f(x):
+        y = positive(x)
+        return y[0], y[-1], y[jnp.array([0, 1])], nonzero(x > 0)[0][0]
+
+    f = px.compile(f, dims={"x": "t"})
+    first, last, both, place = f(X)
+    assert (first, last, place) == (3, 0.5, 0) and np.array_equal(both, [3, 2])
+    first, last, both, place = f(-np.abs(X))
+    assert np.isnan([first, last, *both]).all() and place == np.iinfo(np.int32).min
+
+
+def test_a_value_born_from_data_is_a_scalar():
+    f = px.compile(lambda x: (positive(x).shape[0], positive(x).shape[0] / 2))
+    assert f(X) == (4, 2.0)
+
+
+@pytest.mark.parametrize("dims", [None, {"x": "t, _", "kept": "t"}])
+def test_attention_among_selected_tokens(dims):
+    def attend(x, kept):
+        tokens = boolean_mask(x, kept)[None, :, None, :]
+        return px.flex_attention(tokens, tokens, tokens)[0, :, 0]
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(12, 8)).astype(np.float32)
+    f = px.compile(attend, dims=dims)
+    for kept in (rng.random(12) < 0.5, np.arange(12) == 3, np.ones(12, bool)):
+        tokens = x[kept]
+        weights = jax.nn.softmax(tokens @ tokens.T / np.sqrt(np.float32(8)))
+        np.testing.assert_allclose(f(x, kept).to_numpy(), weights @ tokens, atol=1e-6)
+    assert f(x, np.zeros(12, bool)).to_numpy().shape == (0, 8)
+    assert f.stats.compilations == 1
+
+
+# Questions ----------------------------------------------------------------------------
+
+
+def test_branching_names_the_line_the_size_and_the_remedies():
+    def f(x):
+        y = positive(x)
+        if y.shape[0] > 2:  # the question
+            return y.sum()
+        return y.max()
+
+    pattern = (
+        r"branches on u0 > 2, but only the device knows u0 \(px.ragged.boolean_mask at "
+        r".*test_born_sizes.py:\d+ in positive: return boolean_mask\(x, x > 0\)\).\n"
+        r"  at .*in test_branching.*# the question\n"
+        r".*px.guard_or_false.*px.guard_or_true.*px.check"
+    )
+    with pytest.raises(UnknownSizeError, match=pattern):
+        px.compile(f)(X)
+    with pytest.raises(UnknownSizeError, match="needs the value of u0"):
+        px.compile(lambda x: int(positive(x).shape[0]))(X)
+
+
+def test_the_other_ways_to_decide():
+    def f(x):
+        y = positive(x)
+        few = px.guard_or_false(y.shape[0] < 3)
+        some = px.guard_or_true(y.shape[0] >= 1)
+        return y.sum(), 1.0 if few else 2.0, 1.0 if some else 2.0
+
+    assert px.compile(f)(X) == (7, 2, 1)
+
+
+def checked(x):
+    y = positive(x)
+    px.check(y.shape[0] >= 1, "nothing is positive")
+    px.check(px.sym_or(y.shape[0] <= 3, y.shape[0] == 6), "neither few nor all")
+    return y.max()
+
+
+@pytest.mark.parametrize("dims", [None, {"x": "t"}])
+def test_a_check_is_a_run_time_assertion_with_the_users_message(dims):
+    f = px.compile(checked, dims=dims)
+    few, all_of_them = np.sort(X)[:5], np.abs(X)
+    assert f(few) == 2 and f(all_of_them) == 5
+    for _ in range(2):  # also once it is known
+        pattern = (
+            "^px.check: nothing is positive\n  at .*test_born_sizes.py:.*in checked"
+        )
+        with pytest.raises(ValueError, match=pattern):
+            f(-np.abs(X))
+        with pytest.raises(ValueError, match="neither few nor all"):
+            f(X)
+    assert f(all_of_them) == 5
+
+
+def test_a_check_that_follows_is_none():
+    def f(x):
+        y = positive(x)
+        px.check(y.shape[0] <= x.shape[0], "more than all")
+        px.check(y.shape[0] <= 3, "more than 3")
+        px.check(y.shape[0] < 5, "more than 4")
+        return y
+
+    f = px.compile(f)
+    assert f(X[:3]).bound == 3  # room for what was stated, not for the whole array
+    (plan,) = [p for p in f._plans if p.facts]
+    assert [text.partition("\n")[0] for text in plan.checks] == []
+
+
+def test_what_is_stated_makes_the_room_and_may_equate_sizes():
+    def f(x, y):
+        a, b = positive(x), positive(y)
+        px.check(a.shape[0] == b.shape[0], "not as many")
+        px.check(a.shape[0] <= 4, "more than 4")
+        return a * b
+
+    f = px.compile(f)
+    found = f(X, X[::-1].copy())
+    assert found.bound == 4
+    assert np.array_equal(found.to_numpy(), POSITIVE * X[::-1][X[::-1] > 0])
+    with pytest.raises(ValueError, match="not as many"):
+        f(X, -X)
+    with pytest.raises(ValueError, match="more than 4"):
+        f(np.abs(X), np.abs(X))
+
+
+def test_px_pad_checks_too_unless_it_is_traced():
+    padded = px.pad(checked, dims={"x": "t"})
+    assert padded(np.append(np.sort(X)[:5], np.float32(np.nan)), sizes={"t": 5}) == 2
+    with pytest.raises(ValueError, match="nothing is positive"):
+        padded(-np.abs(X), sizes={"t": 6})
+    with pytest.raises(
+        px.PaddingRefused, match=r"inside jax.jit .*nothing is positive"
+    ):
+        jax.jit(lambda x: padded(x, sizes={"t": 6}))(X)
+
+
+# Programs within programs -------------------------------------------------------------
+
+
+def rows(x):
+    return x.reshape(2, 3)
+
+
+def by_scan(x):
+    def step(total, row):
+        y = positive(row)
+        return total + y.sum(), y.shape[0]
+
+    return lax.scan(step, 0.0, rows(x))
+
+
+def by_while(x):
+    def step(i, total):
+        return total + boolean_mask(x, x > i).sum()
+
+    return lax.fori_loop(0, 3, step, 0.0)
+
+
+def by_cond(x):
+    return lax.cond(
+        x[0] > 1, lambda: positive(x).sum(), lambda: boolean_mask(x, x < 0).prod()
+    )
+
+
+@pytest.mark.parametrize(
+    ("f", "wanted"),
+    [
+        (by_scan, (7.0, np.array([2, 2]))),
+        (by_while, sum(X[i < X].sum() for i in range(3))),
+        (by_cond, 7.0),
+        (lambda x: lax.map(mean, rows(x)), np.array([2.5, 1.0])),
+        (lambda x: jax.checkpoint(positive)(x).sum(), 7.0),
+        (lambda x: lax.scan(lambda c, a: (c + a, None), 0.0, positive(x))[0], 7.0),
+        (lambda x: lax.fori_loop(0, positive(x).shape[0], lambda i, c: c + x[i], 0.0),
+         X[:4].sum()),
+    ],
+)  # fmt: skip
+def test_a_size_may_be_born_in_the_body_of_a_loop(f, wanted):
+    for found in (px.compile(f)(X), px.compile(f, dims={"x": "t"})(X)):
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("f", "reason"),
+    [
+        (lambda x: lax.scan(lambda c, r: (c, positive(r)), 0.0, rows(x)),
+         "scan: the size u0 is born from data in the body of a loop"),
+        (lambda x: lax.map(lambda r: repeat(r, 2, bound=6).sum(), rows(x)),
+         "size_from_data: what is checked at run time cannot get out of the body"),
+    ],
+)  # fmt: skip
+def test_what_would_escape_the_body_is_refused_with_its_line(f, reason):
+    with pytest.raises(px.PaddingRefused, match=f"{reason}.*\n  at .*test_born_sizes"):
+        px.compile(f)(X)
+
+
+def test_a_batch_of_sizes_is_refused():
+    pattern = re.escape("under jax.vmap every row has a size of its own")
+    with pytest.raises(ValueError, match=f"px.ragged.boolean_mask at .*{pattern}"):
+        px.compile(jax.vmap(mean))(rows(X))
+    f = px.compile(lambda x: jax.vmap(lambda a: (positive(x) * a).sum())(x))
+    np.testing.assert_allclose(f(X), POSITIVE.sum() * X)  # no batch of sizes
+
+
+def test_a_jit_inside_is_traced_for_this_trace_alone():
+    inner = jax.jit(positive)
+    assert isinstance(
+        inner(X), Ragged
+    )  # its plain trace is not taken for a symbolic one
+    assert px.compile(lambda x: inner(x).sum())(X) == 7
+    assert px.compile(lambda x: inner(x).sum() + 1)(X) == 8
+    assert px.compile(lambda x: jnp.ones(inner(x).shape[0]).sum())(X) == 4
+    assert isinstance(inner(X), Ragged)
+
+
+def test_two_calls_of_one_inner_trace_may_not_share_a_size():
+    total, selected = jax.jit(lambda x: positive(x).sum()), jax.jit(positive)
+    assert px.compile(lambda x: total(x) + total(-x))(X) == 13
+    with pytest.raises(px.PaddingRefused, match="jit: it is called again with"):
+        px.compile(lambda x: selected(x).sum() + selected(-x).sum())(X)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda f: f, jax.jit, jax.checkpoint, lambda f: jax.jit(jax.checkpoint(f))]
+)
+def test_gradients_through_inner_programs(wrap):
+    f = px.compile(jax.grad(wrap(lambda x: jnp.sin(positive(x)).sum())))
+    np.testing.assert_allclose(f(X), np.where(X > 0, np.cos(X), 0), rtol=1e-5)
+
+
+# Inside other transformations ---------------------------------------------------------
+
+
+def logs(x):
+    return jnp.log(positive(x)).sum()
+
+
+def test_inside_jit_vmap_and_grad_it_means_what_it_meant():
+    f, g = px.compile(mean), px.compile(logs)
+    assert jax.jit(f)(X) == f(X)
+    np.testing.assert_allclose(jax.vmap(f)(np.stack([X, -X])), [f(X), f(-X)])
+    wanted = np.where(X > 0, 1 / X, 0)
+    for take in (jax.grad(g), jax.jit(jax.grad(g)), jax.grad(jax.jit(g))):
+        np.testing.assert_allclose(take(X), wanted, rtol=1e-6)
+    twice = jax.grad(lambda x: (jax.grad(g)(x) * jnp.arange(6.0)).sum())(X)
+    np.testing.assert_allclose(twice, -(wanted**2) * np.arange(6), rtol=1e-5)
+
+
+def test_gradients_of_ragged_results_inside_other_transformations():
+    f = px.compile(lambda x, n: (positive(x) ** 2, n * 2))
+    found = jax.grad(lambda x: f(x, jnp.int32(3))[0].data[:2].sum())(X)
+    np.testing.assert_allclose(found, [6, 0, 4, 0, 0, 0])
+
+
+def test_a_compiled_function_inside_another():
+    inner, reduced = px.compile(positive), px.compile(mean)
+    assert px.compile(lambda x: inner(x).sum() + 1)(X) == 8
+    assert px.compile(lambda x: reduced(x) + 1)(X) == POSITIVE.mean() + 1
+    assert px.compile(lambda x: inner(x).sum(), dims={"x": "t"})(X) == 7
+
+
+def test_without_jit_every_size_has_its_value():
+    with jax.disable_jit():
+        f = px.compile(lambda x: (positive(x), repeat(x, 2, bound=12)))
+        found, repeated = f(X)
+        assert np.array_equal(found, POSITIVE)
+        assert np.array_equal(repeated, np.repeat(X, 2))
+        with pytest.raises(ValueError, match="more than bound=3"):
+            px.compile(lambda x: repeat(x, 2, bound=3))(X)
+
+
+def test_the_users_errors_are_their_own():
+    with pytest.raises(TypeError, match="incompatible shapes"):
+        px.compile(lambda x: positive(x) + jnp.ones(3))(X)
+    with pytest.raises(KeyError, match="mine"):
+        px.compile(lambda x: {}["mine"] + positive(x))(X)
+
+
+def test_what_no_rule_pads_is_refused_since_nothing_else_can_run_it():
+    f = px.compile(lambda x: jnp.linalg.eigh(jnp.outer(*[positive(x)] * 2))[0].sum())
+    with pytest.raises(px.PaddingRefused, match="eigh"):
+        f(X)
