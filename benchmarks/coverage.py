@@ -6,7 +6,7 @@
 Each function is traced once for all sizes and run in a bucket at several of them, with
 two kinds of poison in the padding, and compared with plain JAX (by what the test suite
 uses, `tests/transforms/padding/outcomes.py`). What is not padded is named with its
-line, and called under `px.compile`. Parts of a run at one commit are joined in one file.
+line, and called under `px.compile`. Parts of a run at one commit join in one file.
 """
 
 import argparse
@@ -57,12 +57,23 @@ def measure(chosen: Iterable[Any]) -> list[dict[str, Any]]:
     rows = []
     for i, subject in enumerate(chosen):
         outcome = examine(subject, serve=True)
-        rows.append(dataclasses.asdict(outcome))
+        row = {**dataclasses.asdict(outcome), "place": without_text(outcome.place)}
+        rows.append(row)
         if outcome.kind != PADDED:
             print(f"{outcome.kind:>12} {outcome.name}: {outcome.reason[:120]!r}")
         if i % CACHED == 0:
             jax.clear_caches()
     return rows
+
+
+def without_text(place: str) -> str:
+    """File and line, from the folder that the file is known by; no text of it."""
+    line, _, _ = place.partition(" in ")
+    for folder in ("/tests/", "/site-packages/"):
+        before, found, after = line.rpartition(folder)
+        if found:
+            return f"{folder[1:]}{after}" if folder == "/tests/" else after
+    return line
 
 
 def record(
@@ -101,8 +112,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def described(checkout: Path) -> dict[str, str]:
-    """Which file was read: its tag where git knows it, and its digest."""
+def described(checkout: Path, known: str) -> dict[str, str]:
+    """Which file was read: as it is known, or its tag from git, and its digest."""
     path = checkout / "tests" / "shape_poly_test.py"
     asked = ["git", "-C", str(checkout), "describe", "--tags", "--always"]
     answer = subprocess.run(asked, capture_output=True, text=True, check=False)
@@ -110,7 +121,7 @@ def described(checkout: Path) -> dict[str, str]:
     return {
         "file": "tests/shape_poly_test.py",
         "pinned": jax_inventory.TAG,
-        "found": answer.stdout.strip() or "not a git checkout",
+        "found": known or answer.stdout.strip() or "not a git checkout",
         "sha256": digest,
     }
 
@@ -120,6 +131,7 @@ def main() -> None:
     parser.add_argument("inventory", choices=("own", "jax"))
     parser.add_argument("--part", default="0/1", help="I/N: every N-th program, from I")
     parser.add_argument("--checkout", type=Path, default=jax_inventory.checkout())
+    parser.add_argument("--known-as", default="", help="what a file without git is")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     if options.inventory == "jax" and options.checkout is None:
@@ -133,7 +145,7 @@ def main() -> None:
         (chosen, excluded), source = own(part), {"file": "tests/transforms/programs"}
     else:
         chosen, excluded = of_jax(part, options.checkout)
-        source = described(options.checkout)
+        source = described(options.checkout, options.known_as)
     default = harness.RESULTS / f"coverage_{options.inventory}.json"
     output = options.output or default
     found = record(output, options.part, source, measure(chosen), excluded)

@@ -8,7 +8,7 @@ those of plain JAX. What is not padded is refused, never wrong and never a crash
 import os
 
 import pytest
-from transforms.padding.outcomes import MISTAKES, examine
+from transforms.padding.outcomes import MISTAKES, examine, is_padded
 from transforms.programs import inventory
 from transforms.programs.subjects import subject_of
 
