@@ -70,7 +70,7 @@ def without_text(place: str) -> str:
     """File and line, from the folder that the file is known by; no text of it."""
     line, _, _ = place.partition(" in ")
     for folder in ("/tests/", "/site-packages/"):
-        before, found, after = line.rpartition(folder)
+        _, found, after = line.rpartition(folder)
         if found:
             return f"{folder[1:]}{after}" if folder == "/tests/" else after
     return line
