@@ -99,22 +99,27 @@ def search_by_size(kind: type, searched: Callable[..., Any]) -> None:
 
     JAX's primitive for it checks that the size fits its dtype, so it is passed by.
     """
-    scan, primitive = _hijax._searchsorted_scan_impl, _hijax.searchsorted
+    scan = _hijax._searchsorted_scan_impl
 
     def bisect(values: Any, query: Any, side: str, dtype: Any, unrolled: bool) -> Any:
         if type(values.shape[0]) is kind:
             return searched(values, query, side, dtype)
         return scan(values, query, side=side, dtype=dtype, unrolled=unrolled)
 
-    def search(values: Any, query: Any, /, **options: Any) -> Any:
-        if kind not in map(type, values.shape):
-            return primitive(values, query, **options)
-        given = {"side": "left", "dimension": 0, "batch_dims": 0, "method": "scan"}
-        given |= {"dtype": "int32", **options}
-        return _hijax._searchsorted_impl(values, query, **given)
+    def passing_by(primitive: Callable[..., Any]) -> Callable[..., Any]:
+        def search(values: Any, query: Any, /, **options: Any) -> Any:
+            if kind not in map(type, values.shape):
+                return primitive(values, query, **options)
+            given = {"side": "left", "dimension": 0, "batch_dims": 0, "method": "scan"}
+            given |= {"dtype": "int32", **options}
+            return _hijax._searchsorted_impl(values, query, **given)
+
+        return search
 
     _hijax._searchsorted_scan_impl = bisect
-    _hijax.searchsorted = search
+    for name in ("searchsorted", "searchsorted_via_expand"):  # jax 0.12 and 0.11
+        if hasattr(_hijax, name):
+            setattr(_hijax, name, passing_by(getattr(_hijax, name)))
 
 
 def shuffle_by_size(kind: type, shuffled: Callable[..., Any]) -> None:
