@@ -29,7 +29,7 @@ def dot_general(bucket: Bucket, eqn: Any, a: Padded, b: Padded) -> Padded:
 def ragged_dot_general(bucket: Bucket, eqn: Any, *operands: Padded) -> Padded:
     """Rows in groups, one after the other: padding comes behind the last, and is 0.
 
-    JAX wants to know how many groups there are; in the padding of a batch all are empty.
+    JAX itself wants the number of groups; in the padding of a batch all are empty.
     """
     xs = [bucket.simplified(x) for x in operands]
     data = bind(eqn, *(bucket.filled(x, zero(x)).data for x in xs))
