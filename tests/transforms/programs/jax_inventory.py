@@ -49,14 +49,15 @@ def checkout() -> Path | None:
 
 @functools.cache
 def harnesses(root: Path) -> tuple[Any, ...]:
-    """All harnesses of a checkout, in its order."""
+    """All harnesses of a checkout, by name: its own order goes through sets."""
     path = root / "tests" / "shape_poly_test.py"
     spec = importlib.util.spec_from_file_location("jax_shape_poly_test", path)
     if spec is None or spec.loader is None or not path.exists():
         raise FileNotFoundError(f"{VARIABLE}: there is no {path}; check out {TAG}.")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return tuple(_flat(module._POLY_SHAPE_TEST_HARNESSES))
+    found = _flat(module._POLY_SHAPE_TEST_HARNESSES)
+    return tuple(sorted(found, key=lambda harness: harness.fullname))
 
 
 def _flat(nested: Any) -> Iterator[Any]:
