@@ -21,7 +21,7 @@ from ._donation import delete
 from ._families import Reading
 from ._ledger import Calls
 from .padding.interpreter import run
-from .padding.layouts import Bucket, Padded
+from .padding.layouts import Bucket, Padded, UnboundedSizeError
 from .tracing import SymbolicTrace
 
 
@@ -181,7 +181,11 @@ class Plan:
         found = {}
         for i, v in enumerate(trace.jaxpr.outvars):
             shape = tuple(evaluate(n, values) for n in v.aval.shape)
-            if shape != bucket.shape(v.aval.shape):
+            try:
+                is_long = shape != bucket.shape(v.aval.shape)
+            except UnboundedSizeError:  # to be refused with the line it comes from
+                continue
+            if is_long:
                 found[i] = shape
         return found
 

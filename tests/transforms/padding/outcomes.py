@@ -109,7 +109,11 @@ def _refused(subject: Subject, refusal: Exception, serve: bool) -> Outcome:
     if FAILED_RULE in reason:
         return Outcome(subject.name, CRASH, reason, place)
     kind = REFUSED if isinstance(refusal, PaddingRefused) else STATIC
-    served = is_served(subject) if serve else None
+    try:
+        served = is_served(subject) if serve else None
+    except Exception as error:
+        text = f"under px.compile: {type(error).__name__}: {error}"
+        return Outcome(subject.name, CRASH, text, place)
     return Outcome(subject.name, kind, reason, place.partition("\n")[0], served)
 
 

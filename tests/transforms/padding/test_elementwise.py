@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 from transforms.padding.checking import check, run_padded, symbolic
 
+import pliax as px
 from pliax.transforms.padding.rules import PaddingRefused
 
 
@@ -37,3 +38,8 @@ def test_a_size_that_nothing_bounds_is_refused_with_its_line():
     with pytest.raises(PaddingRefused, match="nothing bounds the size") as refusal:
         run_padded(found, (x,), {"t": 5}, {"t": 8})
     assert refusal.value.place.function.endswith("steps")
+    compiled = px.compile(steps, dims={"x": "t"})
+    for t in (5, 6):
+        x = np.arange(t, dtype=np.int32)
+        np.testing.assert_array_equal(compiled(x), steps(x))
+    assert "nothing bounds the size" in compiled.explain()
