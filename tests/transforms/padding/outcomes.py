@@ -20,7 +20,9 @@ import numpy as np
 from transforms.padding.checking import compiled, run_compiled
 
 import pliax as px
-from pliax.core.guards import ConstraintViolationError, Symbol, constraint
+from pliax.core.constraints import constraint
+from pliax.core.guards import ConstraintViolationError, Symbol
+from pliax.core.provenance import NOWHERE
 from pliax.transforms.padding import PaddingRefused
 from pliax.transforms.padding.layouts import Bucket
 from pliax.transforms.tracing import NotSymbolicError, SymbolicTrace, trace
@@ -66,7 +68,7 @@ class Outcome:
         name: the subject's.
         kind: "padded", "refused", "size by size", "wrong", "dependent" or "crash".
         reason: why it is not padded, or what is wrong.
-        place: the line that asked for what cannot be padded.
+        place: the line that asked for what cannot be padded; none where all is JAX's.
         served: whether `px.compile` gives plain JAX's results where it is not padded.
         sizes: how many choices of sizes were compared.
     """
@@ -106,6 +108,7 @@ def examine(subject: Subject, *, serve: bool = False) -> Outcome:
 
 def _refused(subject: Subject, refusal: Exception, serve: bool) -> Outcome:
     reason, _, place = str(refusal).partition("\n  at ")
+    place = "" if place.startswith(NOWHERE.file) else place
     if FAILED_RULE in reason:
         return Outcome(subject.name, CRASH, reason, place)
     kind = REFUSED if isinstance(refusal, PaddingRefused) else STATIC
