@@ -27,8 +27,18 @@ from jax._src.export.shape_poly import dim_as_value_p as dim_as_value_p
 # jax.extend.random by its parts: `import jax.extend` loads Pallas's Mosaic GPU.
 from jax._src.extend.random import define_prng_impl as define_prng_impl
 from jax._src.interpreters import partial_eval as _partial_eval
-from jax._src.lax import convolution as _convolution, slicing as _slicing
-from jax._src.numpy import indexing as _indexing, lax_numpy as _lax_numpy
+from jax._src.lax import (
+    convolution as _convolution,
+    lax as _lax,
+    slicing as _slicing,
+)
+from jax._src.lax.control_flow import loops as _loops
+from jax._src.numpy import (
+    hijax as _hijax,
+    indexing as _indexing,
+    lax_numpy as _lax_numpy,
+)
+from jax._src.random import core as _random
 from jax._src.random.prng import iota_2x32_shape as iota_2x32_shape
 from jax._src.random.threefry2x32 import threefry2x32_p as threefry2x32_p
 from jax._src.state.discharge import discharge_state as discharge_state
@@ -59,6 +69,16 @@ def accept_as_integer(kind: type) -> None:
     _accept_in_convolutions(kind)
 
 
+def accept_as_boolean(kind: type) -> None:
+    """Lets instances of a class stand where JAX takes a boolean scalar.
+
+    They become one by `dimension_as_value`, as symbolic dimensions become integers.
+    """
+    aval = _core.ShapedArray((), _dtypes.dtype(bool))
+    _core.pytype_aval_mappings[kind] = lambda _: aval
+    _dtypes.register_canonicalize_value_handler(kind, None)
+
+
 def _accept_in_convolutions(kind: type) -> None:
     """Lets explicit padding of convolutions be symbolic, and jnp.convolve take len().
 
@@ -75,6 +95,83 @@ def _accept_in_convolutions(kind: type) -> None:
 
     _convolution.operator = types.SimpleNamespace(**{**vars(operator), "index": index})
     _lax_numpy.__dict__["len"] = length
+    _hijax.__dict__["len"] = length
+
+
+def search_by_size(kind: type, searched: Callable[..., Any]) -> None:
+    """Has jnp.searchsorted bisect an axis of symbolic size by another function.
+
+    JAX's primitive for it checks that the size fits its dtype, so it is passed by.
+    """
+    scan = _hijax._searchsorted_scan_impl
+
+    def bisect(values: Any, query: Any, side: str, dtype: Any, unrolled: bool) -> Any:
+        if type(values.shape[0]) is kind:
+            return searched(values, query, side, dtype)
+        return scan(values, query, side=side, dtype=dtype, unrolled=unrolled)
+
+    def passing_by(primitive: Callable[..., Any]) -> Callable[..., Any]:
+        def search(values: Any, query: Any, /, **options: Any) -> Any:
+            if kind not in map(type, values.shape):
+                return primitive(values, query, **options)
+            given = {"side": "left", "dimension": 0, "batch_dims": 0, "method": "scan"}
+            given |= {"dtype": "int32", **options}
+            return _hijax._searchsorted_impl(values, query, **given)
+
+        return search
+
+    _hijax._searchsorted_scan_impl = bisect
+    for name in ("searchsorted", "searchsorted_via_expand"):  # jax 0.12 and 0.11
+        if hasattr(_hijax, name):
+            setattr(_hijax, name, passing_by(getattr(_hijax, name)))
+
+
+def shuffle_by_size(kind: type, shuffled: Callable[..., Any]) -> None:
+    """Has jax.random.permutation and choice shuffle by another function."""
+    shuffle = _random._shuffle
+
+    def choose(key: Any, x: Any, axis: int) -> Any:
+        by = shuffled if type(x.size) is kind else shuffle
+        return by(key, x, axis)
+
+    _random._shuffle = choose
+
+
+def concrete_by_size(kind: type) -> None:
+    """Lets a symbolic size be the length of a scan and the range of a permutation."""
+    infer = _loops._infer_scan_length
+
+    def length(flat: Any, avals: Any, given: Any) -> Any:
+        if type(given) is not kind:
+            return infer(flat, avals, given)
+        found = infer(flat, avals, None) if flat else given
+        if found != given:
+            raise ValueError(f"scan got `length` {given} and arrays of length {found}.")
+        return given
+
+    def concrete(force: Any, value: Any, context: str = "") -> Any:
+        if type(value) is kind:
+            return value
+        return _core.concrete_or_error(force, value, context)
+
+    _loops._infer_scan_length = length
+    _random.core = _Changed(_core, concrete_or_error=concrete)
+
+
+class _Changed:
+    """A module as one other module sees it, with some names changed."""
+
+    def __init__(self, module: Any, **changes: Any):
+        self._module = module
+        self.__dict__.update(changes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def sort_orders() -> dict[str, Callable[..., Any]]:
+    """The orders in which JAX sorts, NaN last: less, and less or equal."""
+    return {"lt": _lax._sort_lt_comparator, "le": _lax._sort_le_comparator}
 
 
 def cache_size(jitted: Any) -> Callable[[], int]:

@@ -11,11 +11,11 @@ import functools
 import operator
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ._jax import primitive_that_stays
+from ._jax import accept_as_boolean, primitive_that_stays
 from .dims import asker
 from .provenance import user_place
 
@@ -42,6 +42,11 @@ class Condition:
 
     __slots__ = ("assumptions", "operation", "parts")
 
+    # What JAX asks of a scalar; `dimension_as_value` is its value.
+    shape: ClassVar[tuple[int, ...]] = ()
+    ndim: ClassVar[int] = 0
+    dtype: ClassVar[Any] = np.dtype(np.bool_)
+
     def __init__(self, operation: str, parts: tuple[Any, ...], assumptions: Any):
         self.operation = operation
         self.parts = parts
@@ -50,15 +55,29 @@ class Condition:
     def __bool__(self) -> bool:
         return self.assumptions.decide(self, asker())
 
+    def dimension_as_value(self) -> Any:
+        """The truth value as a scalar at run time, under JAX's name for sizes'."""
+        values = [_as_value(part) for part in self.parts]
+        if self.operation in _COMPARE:
+            return _COMPARE[self.operation](*values)
+        join = operator.and_ if self.operation == "and" else operator.or_
+        return functools.reduce(join, values)
+
+    __jax_array__ = dimension_as_value
+
     def __invert__(self) -> Any:
         return sym_not(self)
 
     def __and__(self, other: Any) -> Any:
+        if not _is_decidable(other):
+            return self.__jax_array__() & other
         return sym_and(self, other)
 
     __rand__ = __and__
 
     def __or__(self, other: Any) -> Any:
+        if not _is_decidable(other):
+            return self.__jax_array__() | other
         return sym_or(self, other)
 
     __ror__ = __or__
@@ -69,6 +88,19 @@ class Condition:
         return f" {self.operation} ".join(f"({part})" for part in self.parts)
 
     __repr__ = __str__
+
+
+accept_as_boolean(Condition)
+
+
+def _is_decidable(x: Any) -> bool:
+    """Whether something is a condition or a plain truth value; else it is an array."""
+    return isinstance(x, Condition | bool | np.bool_)
+
+
+def _as_value(part: Any) -> Any:
+    """A size or a condition as a run-time scalar; an integer as itself."""
+    return part.__jax_array__() if hasattr(part, "__jax_array__") else part
 
 
 def proven(condition: Any) -> bool | None:

@@ -176,6 +176,10 @@ class Size:
 
     __jax_array__ = dimension_as_value
 
+    def astype(self, dtype: Any) -> jax.Array:
+        """The size as a scalar of a dtype; JAX asks it of the largest of a shape."""
+        return self.__jax_array__().astype(dtype)
+
     def __str__(self) -> str:
         return _source(str(self.expression))
 

@@ -21,7 +21,7 @@ from ._donation import delete
 from ._families import Reading
 from ._ledger import Calls
 from .padding.interpreter import run
-from .padding.layouts import Bucket, Padded
+from .padding.layouts import Bucket, Padded, UnboundedSizeError
 from .tracing import SymbolicTrace
 
 
@@ -192,8 +192,12 @@ class Plan:
         """The valid shapes of results that are longer."""
         found = {}
         for i, v in enumerate(trace.jaxpr.outvars):
+            try:
+                physical = bucket.shape(v.aval.shape)
+            except UnboundedSizeError:  # to be refused with the line it comes from
+                continue
             shape = tuple(most(n, trace.assumptions, values) for n in v.aval.shape)
-            if shape != bucket.shape(v.aval.shape):
+            if shape != physical:
                 found[i] = shape
         return found
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+import pliax.core.size_functions  # noqa: F401  (JAX's functions, for symbolic sizes)
 from pliax.core._jax import dce_jaxpr, dim_as_value_p
 from pliax.core.config import dynamic_log
 from pliax.core.dims import Size, variables

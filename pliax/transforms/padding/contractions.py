@@ -5,7 +5,7 @@ from typing import Any
 
 from .layouts import Bucket, Padded
 from .reductions import same_size
-from .rules import bind, rule
+from .rules import bind, rule, sizes_of
 
 
 @rule("dot_general")
@@ -23,6 +23,17 @@ def dot_general(bucket: Bucket, eqn: Any, a: Padded, b: Padded) -> Padded:
     axes += [x for i, x in enumerate(a.axes) if i not in (*a_sum, *a_batch)]
     axes += [x for i, x in enumerate(b.axes) if i not in (*b_sum, *b_batch)]
     return Padded(bind(eqn, a.data, b.data, dimension_numbers=numbers), tuple(axes))
+
+
+@rule("ragged_dot_general")
+def ragged_dot_general(bucket: Bucket, eqn: Any, *operands: Padded) -> Padded:
+    """Rows in groups, one after the other: padding comes behind the last, and is 0.
+
+    JAX itself wants the number of groups; in the padding of a batch all are empty.
+    """
+    xs = [bucket.simplified(x) for x in operands]
+    data = bind(eqn, *(bucket.filled(x, zero(x)).data for x in xs))
+    return bucket.simple(data, sizes_of(eqn.outvars[0]))
 
 
 def zero(x: Padded) -> Any:

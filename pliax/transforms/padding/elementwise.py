@@ -35,6 +35,11 @@ _KEPT = {
 }
 
 
+# Lowered to one loop for all elements, which ends when the last has converged.
+_ITERATED = {"igamma", "igamma_grad_a", "igammac", "random_gamma_grad"}
+_ITERATED |= {"regularized_incomplete_beta"}
+
+
 @rule(*_UNARY.split(), *_NARY.split())
 def at_each_place(bucket: Bucket, eqn: Any, *operands: Padded) -> Padded:
     """Same place, same operation; scalars and axes of size 1 stand for whole ones."""
@@ -43,6 +48,10 @@ def at_each_place(bucket: Bucket, eqn: Any, *operands: Padded) -> Padded:
         return bucket.exact(bind(eqn, *(x.data for x in operands)))
     axes = [_factors(bucket, operands, i, n) for i, n in enumerate(sizes)]
     operands = tuple(_met(bucket, x, axes, sizes) if x.rank else x for x in operands)
+    if (
+        eqn.primitive.name in _ITERATED
+    ):  # of padding, which may never: all are good at 1
+        operands = tuple(bucket.filled(x, 1.0) for x in operands)
     data = bind(eqn, *(x.data for x in operands))
     return Padded(data, tuple(axes), _fold(eqn, operands, axes))
 

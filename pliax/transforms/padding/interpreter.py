@@ -16,7 +16,7 @@ import numpy as np
 from pliax.core.provenance import NOWHERE, equation_place
 
 from . import rules
-from .layouts import Bucket, Padded, ScopeError
+from .layouts import Bucket, Padded, ScopeError, UnboundedSizeError
 from .rules import RULES, PaddingRefused, bind, refuse, sizes_of, static
 
 
@@ -103,7 +103,7 @@ def _results(bucket: Bucket, eqn: Any, operands: list[Padded]) -> Sequence[Padde
         # JAX keeps the trace of an inner jit, but not the line that called it.
         name, reason = refusal.primitive, refusal.reason
         raise PaddingRefused(name, reason, equation_place(eqn)) from None
-    except ScopeError as error:
+    except (ScopeError, UnboundedSizeError) as error:
         raise refuse(eqn, str(error)) from error
     except Exception as error:  # a mistake of ours must not stop the user's program
         reason = f"its rule failed with {type(error).__name__}: {error}"

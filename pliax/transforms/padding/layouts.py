@@ -25,6 +25,10 @@ from pliax.core.dims import Size, bounds, evaluate, substitute, variables
 Factors = tuple[Any, ...]  # sizes whose product is the size of one logical axis
 
 
+class UnboundedSizeError(ValueError):
+    """A size that no bucket can hold: nothing bounds it from above."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Padded:
     """An array in its bucket.
@@ -168,7 +172,7 @@ class Bucket:
         if (found := self._lengths.get(size)) is None:
             _, high = bounds(size, self.ranges)
             if not np.isfinite(high):
-                raise ValueError(f"nothing bounds the size {size} from above")
+                raise UnboundedSizeError(f"nothing bounds the size {size} from above")
             found = self._lengths[size] = max(int(high), 0)
         return found
 

@@ -1,0 +1,73 @@
+"""JAX's functions that ask for the value of a size, for sizes that have none yet.
+
+JAX searches with as many steps as a size has bits, and shuffles in one round or more,
+both fixed while it traces. Here the steps are counted at run time, and the rounds are a
+question about the size, which leaves a guard. The results are JAX's, bit for bit.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ._jax import concrete_by_size, search_by_size, shuffle_by_size, sort_orders
+from .dims import Size
+
+
+@functools.partial(jax.jit, static_argnames=("side", "dtype"))
+def searched(values: jax.Array, query: jax.Array, side: str, dtype: Any) -> jax.Array:
+    """Where queries belong among sorted values: JAX's bisection, step by step.
+
+    An interval of n values is halved ceil(log2(n + 1)) times, the bits of n.
+
+    Args:
+        values: sorted, of one axis with a symbolic size.
+        query: of any shape.
+        side: "left" or "right" of equal values.
+        dtype: of the result, a signed integer.
+    """
+    (n,) = values.shape
+    is_before = sort_orders()["le" if side == "left" else "lt"]
+    count = jnp.asarray(n, jnp.uint32)
+
+    def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = ends
+        middle = low + (high - low) // np.uint32(2)
+        found = values.at[middle].get(mode="clip")
+        left = is_before(query, found)
+        return lax.select(left, low, middle), lax.select(left, middle, high)
+
+    first = lax.full(query.shape, 0, jnp.uint32)
+    ends = (first, lax.broadcast(count, query.shape))
+    steps = np.int32(32) - lax.convert_element_type(lax.clz(count), jnp.int32)
+    return lax.fori_loop(0, steps, halve, ends)[1].astype(dtype)
+
+
+def shuffled(key: jax.Array, x: jax.Array, axis: int) -> jax.Array:
+    """The elements of an array in random order: sorted by random numbers, in rounds.
+
+    n elements take ceil(3 log(n) / log(2^32 - 1)) rounds in JAX (see there). Up to
+    1,625 that is one (of one element JAX makes none, which is as good).
+
+    Args:
+        key: a random key.
+        x: an array of symbolic size.
+        axis: along which it is shuffled.
+    """
+    rounds = 1 + sum(bool(x.size > most) for most in _MOST)
+    for _ in range(rounds):
+        key, subkey = jax.random.split(key)
+        order = jax.random.bits(subkey, x.shape, jnp.uint32)
+        _, x = lax.sort_key_val(order, x, axis)
+    return x
+
+
+# As many elements as one round shuffles, and two: powers of 2^32 - 1 by thirds.
+_MOST = (1625, 2642245)
+
+search_by_size(Size, searched)
+shuffle_by_size(Size, shuffled)
+concrete_by_size(Size)

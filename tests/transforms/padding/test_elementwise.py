@@ -1,0 +1,45 @@
+"""Elementwise operations, of which padding may make neither a value nor a loop longer."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from transforms.padding.checking import check, run_padded, symbolic
+
+import pliax as px
+from pliax.transforms.padding.rules import PaddingRefused
+
+
+ITERATED = {
+    "igamma": (lax.igamma, 2),
+    "igammac": (lax.igammac, 2),
+    "gradient of igamma": (jax.grad(lambda a, x: lax.igamma(a, x).sum()), 2),
+    "betainc": (lax.betainc, 3),
+    "gradient of a gamma draw": (lax.random_gamma_grad, 2),
+}
+
+
+@pytest.mark.parametrize(("f", "count"), ITERATED.values(), ids=ITERATED)
+def test_loops_over_elements_end_with_the_last_valid_one(f, count):
+    """With poison of its own sort an iterated function takes hours, or never ends."""
+    rng = np.random.default_rng(0)
+    args = [rng.uniform(0.1, 0.9, (2, 20)).astype(np.float32) for _ in range(count)]
+    bucket = {"b": 5, "t": 20}
+    check(f, ("b, t",) * count, args, {"b": 2, "t": 20}, bucket, tolerance=1e-6)
+
+
+def test_a_size_that_nothing_bounds_is_refused_with_its_line():
+    def steps(x):
+        return jnp.arange(0, 2 * x.shape[0], x.shape[0] - 2)
+
+    x = np.arange(5, dtype=np.int32)
+    found = symbolic(steps, ("t",), (x,), {"t": 5})
+    with pytest.raises(PaddingRefused, match="nothing bounds the size") as refusal:
+        run_padded(found, (x,), {"t": 5}, {"t": 8})
+    assert refusal.value.place.function.endswith("steps")
+    compiled = px.compile(steps, dims={"x": "t"})
+    for t in (5, 6):
+        x = np.arange(t, dtype=np.int32)
+        np.testing.assert_array_equal(compiled(x), steps(x))
+    assert "nothing bounds the size" in compiled.explain()
