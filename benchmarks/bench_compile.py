@@ -233,11 +233,11 @@ def compare_gradients(work: Training, batches: Sequence[Any]) -> list[dict[str, 
 
 
 def decode(params: dict[str, Any], cache: Any, x: jax.Array) -> jax.Array:
-    """(1, t, C) through layers of attention over a cache and the new tokens."""
-    t, heads = x.shape[1], 8
+    """(B, t, C) through layers of attention over a cache and the new tokens."""
+    (batch, t), heads = x.shape[:2], 8
     for i in range(params["qkv"].shape[0]):
         q, k, v = jnp.split(x @ params["qkv"][i], 3, axis=-1)
-        shape = (1, t, heads, x.shape[-1] // heads)
+        shape = (batch, t, heads, x.shape[-1] // heads)
         k, v = (
             jnp.concatenate([old, new.reshape(shape)], axis=1)
             for old, new in zip(cache[i], (k, v), strict=True)
@@ -251,6 +251,7 @@ def decode(params: dict[str, Any], cache: Any, x: jax.Array) -> jax.Array:
 def specialise(options: argparse.Namespace) -> dict[str, Any]:
     """One token in an executable of its own, and in the bucket of 128."""
     width, layers, past = (32, 1, 16) if options.quick else (512, 4, 512)
+    batch = 4  # sequences served together
     rng = np.random.default_rng(0)
 
     def draw(*shape: int) -> Any:
@@ -262,8 +263,10 @@ def specialise(options: argparse.Namespace) -> dict[str, Any]:
         "up": draw(layers, width, 4 * width),
         "down": draw(layers, 4 * width, width),
     }
-    cache = [[draw(1, past, 8, width // 8) for _ in range(2)] for _ in range(layers)]
-    x, times, results = draw(1, 1, width), {}, {}
+    cache = [
+        [draw(batch, past, 8, width // 8) for _ in range(2)] for _ in range(layers)
+    ]
+    x, times, results = draw(batch, 1, width), {}, {}
     plain = {"buckets": [128]}
     special = {**plain, "specialize_on": [lambda t: t == 1]}
     entrants = {}
@@ -313,13 +316,13 @@ def _overhead(leaves: int, entries: int, quick: bool) -> dict[str, Any]:
         return x.sum()
 
     tree = {f"w{i}": jnp.ones(4) for i in range(leaves - 1)}
-    dim = px.Dim("t", min=1, max=16, buckets=list(range(1, 17)))
+    dim = px.Dim("t", min=1, max=32, buckets=list(range(2, 33, 2)))
     ours, jitted = px.compile(f, dims={"x": {0: dim}}), jax.jit(f)
     for n in range(1, entries + 1):
         for call in (ours, jitted):
             for _ in range(3):
-                call(tree, jnp.ones(n))
-    x = jnp.ones(entries)
+                call(tree, jnp.ones(2 * n))
+    x = jnp.ones(2 * entries)
     times = in_turns(
         {"pliax": lambda: ours(tree, x), "jit": lambda: jitted(tree, x)}, quick
     )

@@ -137,7 +137,8 @@ class CompiledFunction:
                     try:
                         start = perf_counter()
                         if bound.fits:
-                            result = bound.run(*args, **kwargs)
+                            run = bound.run
+                            result = run(*args, **kwargs) if kwargs else run(*args)
                         else:
                             result = bound(args, kwargs)
                         seconds = perf_counter() - start
