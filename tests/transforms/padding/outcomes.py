@@ -153,7 +153,8 @@ def traced(subject: Subject) -> SymbolicTrace:
     found = trace(subject.function, make, symbols, [*map(constraint, subject.where)])
     fixed = {n: size for n, size in found.equal.items() if isinstance(size, int)}
     for guard in found.guards if fixed else ():
-        raise NotSymbolicError(f"a guard fixes a size: {guard.condition}", guard.place)
+        text = f"a guard fixes a size: {guard.condition}"
+        raise NotSymbolicError(text, guard.place, ValueError(text))
     return found
 
 
