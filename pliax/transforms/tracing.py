@@ -36,7 +36,7 @@ class NotSymbolicError(Exception):
         original: the error of the trace.
     """
 
-    def __init__(self, reason: str, place: Place, original: Exception | None = None):
+    def __init__(self, reason: str, place: Place, original: Exception):
         self.reason, self.place, self.original = reason, place, original
         super().__init__(f"{reason}\n  at {place}")
 
