@@ -19,6 +19,7 @@ from jax._src import (
 )
 from jax._src.core import (
     Primitive as Primitive,
+    Var as Var,
     dim_value_aval as dim_value_aval,
     is_symbolic_dim as is_symbolic_dim,
 )

@@ -7,10 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+from jax.core import Tracer, eval_jaxpr
 
 from pliax.core.constraints import constraint
+from pliax.core.dims import Size
 from pliax.core.guards import Guard, Symbol
+from pliax.core.symbolic_jaxprs import is_symbolic, shapes_of, with_sizes
 from pliax.core.unbacked import most, raise_failed, with_unbacked
 from pliax.transforms._arguments import (
     Leaf,
@@ -170,9 +172,9 @@ class PaddedFunction:
 
 
 def pad(
-    f: Callable[..., Any],
+    f: Any,
     *,
-    dims: Mapping[str, Any],
+    dims: Mapping[str, Any] | None = None,
     where: tuple[str, ...] = (),
     min: Mapping[str, int] | None = None,  # noqa: A002  (as in Dim)
 ) -> PaddedFunction:
@@ -185,9 +187,12 @@ def pad(
     it raises `PaddingRefused` with the user's line.
 
     Args:
-        f: a function of pytrees of arrays. Derivatives belong inside of it.
+        f: a function of pytrees of arrays; derivatives belong inside of it. Or a jaxpr
+          that was traced for symbolic shapes, ``jax.make_jaxpr(f)(jax.ShapeDtypeStruct(
+          jax.export.symbolic_shape("b, t"), jnp.float32))``.
         dims: names of sizes, from a parameter name or path to a shape ("b, t, _"), as
           in :func:`compile`. The length an array has is the most its size can become.
+          A jaxpr has names of its own.
         where: what else is known of the sizes, "t % 8 == 0" or "a <= b".
         min: the smallest value of a size, 1 where nothing is said.
 
@@ -201,13 +206,42 @@ def pad(
         >>> float(mean(jnp.array([1.0, 2.0, 6.0, jnp.nan]), sizes={"t": 3}))
         3.0
     """
+    if hasattr(f, "eqns"):
+        f, dims = _of_jaxpr(f, dims)
     owner = f"px.pad({describe_callable(f)})"
     if not callable(f):
         raise TypeError(f"{owner}: {f!r} is not callable.\nPass the function first.")
+    if dims is None:
+        raise TypeError(
+            f"{owner}: dims is missing: which sizes may be padded?\n"
+            'Pass for example dims={"x": "b, t"}.'
+        )
     parameters, _ = read_parameters(f, (), (), owner)
     sizes = read_sizes(dims, parameters)
     known = tuple(constraint(text) for text in where)
     return PaddedFunction(f, parameters, sizes, known, dict(min or {}))
+
+
+def _of_jaxpr(closed: Any, dims: Any) -> tuple[Callable[..., Any], dict[str, str]]:
+    """A jaxpr as a function of its flat arguments, and their symbolic shapes."""
+    jaxpr = getattr(closed, "jaxpr", closed)
+    if dims is not None or not is_symbolic(jaxpr):
+        found = "dims was given" if dims is not None else "its shapes are numbers"
+        raise TypeError(
+            f"px.pad: a jaxpr must name its sizes itself, but {found}.\n"
+            "Trace it for symbolic shapes, jax.make_jaxpr(f)(jax.ShapeDtypeStruct("
+            'jax.export.symbolic_shape("b, t"), dtype)), or pass the function.'
+        )
+
+    def function(*args: Any) -> list[Any]:
+        sizes = [n for x in args for n in x.shape if isinstance(n, Size)]
+        assumptions = sizes[0].assumptions
+        found = with_sizes(jaxpr, lambda n: assumptions.parse(str(n))[0])
+        return eval_jaxpr(found, closed.consts, *args)
+
+    function.__name__ = "jaxpr"
+    shapes = enumerate(shapes_of(jaxpr))
+    return function, {f"args[{i}]": shape for i, shape in shapes if shape}
 
 
 def _abstract(leaf: Leaf, sizes: tuple[Any, ...], assumptions: Any) -> Any:
