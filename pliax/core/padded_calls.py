@@ -75,7 +75,7 @@ def mentions_size(jaxpr: Any) -> bool:
         return True
     inner = (x for eqn in jaxpr.eqns for x in _programs(list(eqn.params.values())))
     return any(map(mentions_size, inner)) or any(
-        eqn.primitive.name == "dim_as_value" for eqn in jaxpr.eqns
+        isinstance(x, Size) for eqn in jaxpr.eqns for x in eqn.params.values()
     )
 
 

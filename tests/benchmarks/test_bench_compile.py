@@ -29,7 +29,7 @@ def test_quick_parts_have_samples_and_verdicts(tmp_path):
 
 @pytest.mark.slow
 def test_the_training_run_is_exact(tmp_path):
-    found = record(tmp_path, "training", "tracing")["training"]
+    found = record(tmp_path, "training")["training"]
     assert max(found["loss_errors"]) < 1e-5
     assert set(found["rows"]) == {"pliax", "jax.jit", "by hand"}
     for row in found["rows"].values():
