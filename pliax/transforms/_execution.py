@@ -229,7 +229,6 @@ class Bound:
         cuts: the valid shapes of results that have to be cut, by number.
         donated: the numbers of padded arguments which the user gave away.
         fits: whether arrays go in and come out as they are, and nothing is checked.
-        size: as the plan's.
     """
 
     plan: Plan
@@ -241,10 +240,8 @@ class Bound:
     cuts: dict[int, tuple[int, ...]]
     donated: tuple[int, ...] = ()
     fits: bool = dataclasses.field(init=False)
-    size: Any = dataclasses.field(init=False)
 
     def __post_init__(self):
-        self.size = self.plan.size
         has_work = self.paddings or self.cuts or self.plan.is_checked
         self.fits = not has_work
 

@@ -57,6 +57,7 @@ from .specialization import range_text
 from .tracing import SymbolicTrace, validate_if_asked
 
 
+_LEAST = 5e-4  # seconds: no executable is built in less; asking takes 0.1 us
 _NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 
 
@@ -142,7 +143,7 @@ class CompiledFunction:
                         else:
                             result = bound(args, kwargs)
                         seconds = perf_counter() - start
-                        if bound.size() != bound.plan.built:
+                        if seconds > _LEAST and bound.plan.size() != bound.plan.built:
                             seconds -= self._notice(bound, args, kwargs, seconds)
                         calls = bound.calls
                         calls.count += 1
