@@ -95,6 +95,6 @@ def shorten(path: Sequence[Branch], prover: Prover) -> tuple[str, ...]:
         try:
             if prover.find(*others, outside=[text]) is None:
                 kept = others
-        except Undecided:
+        except Undecided:  # it may follow or not: one condition more is no mistake
             pass
     return tuple(kept)

@@ -149,7 +149,7 @@ class CompiledFunction:
                         calls.count += 1
                         calls.seconds += seconds
                         return result
-                    except (Unvetted, Unlike):
+                    except (Unvetted, Unlike):  # the sizes agree, something else not
                         pass
             return self._call(args, kwargs)
         except RuntimeError as error:

@@ -76,9 +76,8 @@ def _forward(
     score_mod: Any,
     block_mask: Any,
 ) -> Any:
-    limits = _limits(here, shapes)
-    mask = _limited_mask(here, block_mask, limits, arrays, blocks)
-    return kernel.forward(arrays, limited(here, score_mod, limits), mask)
+    _, mods = _inside(here, blocks, shapes, arrays, score_mod, block_mask)
+    return kernel.forward(arrays, *mods)
 
 
 def _backward(
@@ -92,16 +91,28 @@ def _backward(
     results: Any,
     cotangents: Any,
 ) -> Any:
-    limits = _limits(here, shapes)
-    mask = _limited_mask(here, block_mask, limits, arrays, blocks)
-    mod = limited(here, score_mod, limits)
+    limits, mods = _inside(here, blocks, shapes, arrays, score_mod, block_mask)
     out, maximum, log_sum = results
     maximum = jnp.where(_valid(limits, maximum.shape), maximum, -jnp.inf)
     statistics = out, maximum, log_sum
-    gradients, d_mod = kernel.backward(arrays, mod, mask, statistics, cotangents)
-    found = {id(x): d for x, d in zip(floating_captures(mod), d_mod, strict=True)}
+    gradients, d_mod = kernel.backward(arrays, *mods, statistics, cotangents)
+    found = {id(x): d for x, d in zip(floating_captures(mods[0]), d_mod, strict=True)}
     captured = floating_captures(score_mod)
     return gradients, tuple(found.get(id(x), jnp.zeros_like(x)) for x in captured)
+
+
+def _inside(
+    here: InBucket,
+    blocks: Any,
+    shapes: Any,
+    arrays: Any,
+    score_mod: Any,
+    block_mask: Any,
+) -> tuple[Limits, tuple[Any, Any]]:
+    """What is valid, and score_mod and mask for it."""
+    limits = _limits(here, shapes)
+    mask = _limited_mask(here, block_mask, limits, arrays, blocks)
+    return limits, (limited(here, score_mod, limits), mask)
 
 
 def _limits(here: InBucket, shapes: Any) -> Limits:
