@@ -5,8 +5,9 @@ are constants, as in ``jax.jit``. Sizes that change (named by ``dims``, marked, 
 to change) are symbols: the function is traced once for all of them, under guards, and
 runs in buckets where the padding transform proves itself exact, else at exact sizes.
 
-A call takes one of two ways. The short one reads the few sizes that matter and calls
-JAX's compiled function, whose own cache tells everything else apart. The long one, for
+A call takes one of two ways. The short one, generated for the forms of calls seen so
+far, reads the few sizes that matter and calls JAX's compiled function, whose own cache
+tells everything else apart. The long one, for
 what the short one does not know, flattens the arguments, finds or traces the entry that
 serves them, picks its bucket, and compiles, stage by stage and timed. An executable
 that JAX would trace without the long way having vetted the arguments stops at once
@@ -26,7 +27,7 @@ from typing import Any
 
 import jax
 
-from pliax.core._jax import call_context, is_tracing, no_trace, trace_state
+from pliax.core._jax import call_context, is_tracing
 from pliax.core.ragged import with_constants
 from pliax.core.unbacked import NeedsSizesError, tracing_context
 
@@ -37,12 +38,11 @@ from ._arguments import (
     read_parameters,
     unmark_static,
 )
-from ._buffers import Unlike
 from ._catalog import Catalog, RecompileLimitError as RecompileLimitError
 from ._decisions import function_name, read_decisions
-from ._dispatch import Form, accessor
+from ._dispatch import Dispatched, Form, accessor, dispatcher
 from ._donation import are_donated, note_deleted
-from ._execution import Bound, Plan, Unvetted
+from ._execution import Bound, Plan
 from ._families import Family, sizes_of_leaves
 from ._inside import run_inside
 from ._kinds import kind, unmarked
@@ -57,7 +57,6 @@ from .specialization import range_text
 from .tracing import SymbolicTrace, validate_if_asked
 
 
-_LEAST = 5e-4  # seconds: no executable is built in less; asking takes 0.1 us
 _NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 
 
@@ -85,7 +84,7 @@ class _Call:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class CompiledFunction:
+class CompiledFunction(Dispatched):
     """A function that compiles for kinds of arguments and for buckets of sizes.
 
     Made by :func:`compile`. It composes with jit, grad, vmap and scan, may be called
@@ -107,9 +106,7 @@ class CompiledFunction:
     _counted: Callable[..., Any]
     _catalog: Catalog
     _plain: Any = dataclasses.field(init=False)
-    _has_static: bool = dataclasses.field(init=False)
     _forms: dict = dataclasses.field(init=False, default_factory=dict)
-    _finders: dict = dataclasses.field(init=False, default_factory=dict)
     _known: dict = dataclasses.field(init=False, default_factory=dict)
     _plans: list = dataclasses.field(init=False, default_factory=list)
     _noticed: list = dataclasses.field(init=False, default_factory=list)
@@ -119,43 +116,9 @@ class CompiledFunction:
     def __post_init__(self):
         plain = jax.jit(self._counted, donate_argnums=self._options.donated)
         object.__setattr__(self, "_plain", plain)
-        object.__setattr__(self, "_has_static", bool(self._parameters.static))
+        self._generate_dispatch()
         for name in _NAMES:
             object.__setattr__(self, name, getattr(plain, name))
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function, compiling it first where this kind of call is new."""
-        if self._has_static:
-            args, kwargs = self._parameters.mark_static(args, kwargs)
-        try:
-            find = self._finders.get((len(args), *kwargs) if kwargs else len(args))
-            if find is not None and trace_state.value is no_trace:
-                try:
-                    bound = find(args, kwargs)
-                except Exception:  # no such argument, or one that has no hash
-                    bound = None
-                if bound is not None:
-                    try:
-                        start = perf_counter()
-                        if bound.fits:
-                            run = bound.run
-                            result = run(*args, **kwargs) if kwargs else run(*args)
-                        else:
-                            result = bound(args, kwargs)
-                        seconds = perf_counter() - start
-                        if seconds > _LEAST and bound.plan.size() != bound.plan.built:
-                            seconds -= self._notice(bound, args, kwargs, seconds)
-                        calls = bound.calls
-                        calls.count += 1
-                        calls.seconds += seconds
-                        return result
-                    except (Unvetted, Unlike):  # the sizes agree, something else not
-                        pass
-            return self._call(args, kwargs)
-        except RuntimeError as error:
-            donated = self._options.donated
-            note_deleted(error, self._parameters, donated, args, kwargs)
-            raise
 
     # --- the short way ----------------------------------------------------------------
 
@@ -182,7 +145,7 @@ class CompiledFunction:
         paths, _ = jax.tree_util.tree_flatten_with_path((args, kwargs))
         reading = bound.plan.entry.reading
         pairs = zip(reading.positions, reading.wanted, strict=True)
-        found: set[str] = set()
+        found = set()
         for position, wanted in pairs:
             if isinstance(wanted, str) or position.axis is None:
                 text = accessor(paths[position.leaf][0], position)
@@ -191,12 +154,26 @@ class CompiledFunction:
                 found.add(text)
         key = (len(args), *kwargs)
         with self._lock:
-            form = self._forms.get(key)
-            if form is None or not found <= form.accessors:
-                form = Form(frozenset(found) | (form.accessors if form else set()))
+            form = self._forms.get(key) or Form(len(args), tuple(kwargs))
+            is_known = key in self._forms and found <= form.accessors
+            if not is_known:
+                form = Form(form.count, form.names, form.accessors | found)
             form.remember(args, kwargs, bound)
             self._forms[key] = form
-            self._finders[key if kwargs else len(args)] = form.find
+            if not is_known:
+                self._generate_dispatch()
+
+    def _generate_dispatch(self) -> None:
+        parameters = self._parameters
+        donated = self._options.donated
+        dispatch = dispatcher(
+            tuple(self._forms.values()),
+            mark=parameters.mark_static if parameters.static else None,
+            unknown=self._call,
+            grown=self._notice,
+            failed=lambda error, *call: note_deleted(error, parameters, donated, *call),
+        )
+        object.__setattr__(self, "__call__", dispatch)
 
     # --- the long way -----------------------------------------------------------------
 

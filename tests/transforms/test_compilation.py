@@ -971,3 +971,28 @@ def test_unused_donation_warns_once():
 def test_importing_does_not_load_rich():
     code = "import sys, pliax.transforms; sys.exit('rich' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_calls_of_every_form_find_their_own_executables():
+    """By position, by name and by default, in any order, also after a wrong call."""
+
+    def f(x, y=1.0, *, z=None):
+        return x * y if z is None else x * y + z["a"]
+
+    compiled, jitted = px_compile(f, dynamic=True), jax.jit(f)
+    built = []
+    for _ in range(3):
+        for n in (3, 5):
+            x = jnp.arange(n, dtype=jnp.float32)
+            forms = [((x,), {}), ((x, x), {}), ((x,), {"y": x}), ((), {"x": x, "y": x})]
+            forms += [((), {"y": x, "x": x}), ((x,), {"z": {"a": x}})]
+            for args, kwargs in forms:
+                found = compiled(*args, **kwargs)
+                assert found.tolist() == jitted(*args, **kwargs).tolist()
+            with pytest.raises(TypeError):
+                compiled(x, x, x)
+            with pytest.raises(TypeError):
+                compiled(z={"a": x})
+        built.append(compiled.stats.compilations)
+    assert built[0] == built[-1]
+    assert compiled.stats.calls == 36
