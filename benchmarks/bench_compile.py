@@ -217,6 +217,7 @@ def compare_gradients(work: Training, batches: Sequence[Any]) -> list[dict[str, 
         with jax.enable_x64(True):
             wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params)
             golden = jax.tree.leaves(jax.jit(gradient)(wide, tokens, targets))
+            golden = [np.asarray(x) for x in golden]
         row: dict[str, Any] = {"length": tokens.shape[1]}
         for name, f in {"pliax": ours, "jax.jit": jax.jit(gradient)}.items():
             leaves = jax.tree.leaves(f(params, tokens, targets))

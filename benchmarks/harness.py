@@ -7,9 +7,11 @@ each row carries the rival's largest and mean error against the oracle.
 """
 
 import json
+import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -150,6 +152,7 @@ def environment_record() -> dict[str, Any]:
     return {
         "commit": _git("rev-parse", "HEAD") or "none",
         "dirty": bool(_git("status", "--porcelain")),
+        "tree": _tree(),
         "command": " ".join([Path(sys.executable).name, *sys.argv]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {
@@ -163,14 +166,31 @@ def environment_record() -> dict[str, Any]:
             "count": jax.device_count(),
             "cpu": _cpu(),
         },
+        "settings": {k: v for k, v in os.environ.items() if k.startswith(_SETTINGS)},
     }
 
 
-def _git(*arguments: str) -> str:
+_SETTINGS = ("JAX_", "XLA_")
+
+
+def _tree() -> str:
+    """Git's name of the files as they are, also in a copy whose commit is older."""
+    with tempfile.TemporaryDirectory() as folder:
+        index = {"GIT_INDEX_FILE": f"{folder}/index"}
+        _git("add", "--all", **index)
+        return _git("write-tree", **index) or "none"
+
+
+def _git(*arguments: str, **variables: str) -> str:
     """Git's answer, or nothing where there is no git, repository or commit."""
     try:
         return subprocess.run(
-            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+            ["git", *arguments],
+            cwd=ROOT,
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""

@@ -26,6 +26,24 @@ def test_a_quick_run_says_where_its_numbers_come_from(quick_record):
         assert quick_record[key]
 
 
+def test_the_tree_names_the_files_and_not_the_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run([*git, "init", "-q"], cwd=tmp_path, check=True)
+    file = tmp_path / "file.py"
+    file.write_text("1\n")
+    first = harness.environment_record()
+    subprocess.run([*git, "add", "."], cwd=tmp_path, check=True)
+    subprocess.run([*git, "commit", "-qm", "one"], cwd=tmp_path, check=True)
+    second = harness.environment_record()
+    file.write_text("2\n")
+    third = harness.environment_record()
+    log = ["git", "log", "--format=%T"]
+    known = subprocess.run(log, cwd=tmp_path, capture_output=True, text=True).stdout
+    assert first["tree"] == second["tree"] == known.strip() != third["tree"]
+    assert not second["dirty"] and third["dirty"]
+
+
 def test_every_row_has_an_error_and_all_its_samples(quick_record):
     assert {row["rival"] for row in quick_record["rows"]} >= {"pliax", "optax"}
     for row in quick_record["rows"]:
