@@ -409,6 +409,7 @@ def main() -> None:
     options = parser.parse_args()
     platform = jax.default_backend()
     output = options.output or harness.RESULTS / f"compile_{platform}.json"
+    output.parent.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {
         **harness.environment_record(),
         "command": torch_worker.command(),
@@ -425,8 +426,7 @@ def main() -> None:
         for name in options.rows:
             print(f"-- {name}", flush=True)
             record[name] = parts[name]()
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(record, indent=1) + "\n")
+            output.write_text(json.dumps(record, indent=1) + "\n")
     print(f"wrote {output}")
 
 
