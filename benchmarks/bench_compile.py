@@ -103,7 +103,7 @@ def train(options: argparse.Namespace, worker: Any) -> dict[str, Any]:
     """Rows and bars of the training run."""
     sizes = Sizes(layers=1, width=16, heads=2) if options.quick else Sizes()
     steps, distinct = (12, 4) if options.quick else (options.steps, options.lengths)
-    work, batch = training(sizes), 2
+    work, batch = training(sizes), 1
     rng = np.random.default_rng(0)
     lengths = rng.choice(np.arange(SHORTEST, LONGEST + 1), distinct, replace=False)
     order = [int(n) for n in (*lengths, *rng.choice(lengths, steps - distinct))]
@@ -175,7 +175,7 @@ def compare_steady(
     found, total = [], {"pliax": 0.0, "by hand": 0.0}
     for length, group in itertools.groupby(sorted(order), lengths):
         sizes = list(group)
-        ((tokens, targets),) = documents([sizes[len(sizes) // 2]], 2)
+        ((tokens, targets),) = documents([sizes[len(sizes) // 2]], 1)
         entrants = {"pliax": ours, "by hand": by_hand}
         times: dict[str, list[float]] = {name: [] for name in entrants}
         for turn in range(samples + 1):
@@ -375,7 +375,7 @@ def tracing(options: argparse.Namespace) -> dict[str, Any]:
     """Seconds in trace and lower, each time from nothing."""
     sizes = Sizes(layers=1, width=16) if options.quick else Sizes(layers=12)
     work = training(sizes)
-    ((tokens, targets),) = documents([500], 2)
+    ((tokens, targets),) = documents([500], 1)
     times: dict[str, list[float]] = {"pliax": [], "jax.jit": []}
     for turn in range(2 if options.quick else 6):
         jax.clear_caches()

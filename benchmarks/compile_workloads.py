@@ -25,8 +25,8 @@ class Sizes:
     """Layers, channels and heads of a GPT."""
 
     layers: int = 6
-    width: int = 128
-    heads: int = 4
+    width: int = 64
+    heads: int = 2
 
 
 class Block(nnx.Module):
