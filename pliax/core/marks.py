@@ -41,9 +41,7 @@ class Dim:
     multiple_of: Any = dataclasses.field(default=1, kw_only=True)
     hint: Any = dataclasses.field(default=None, kw_only=True)
     buckets: Any = dataclasses.field(default="geometric", kw_only=True)
-    specialize_on: Sequence[Callable[[Any], Any]] = dataclasses.field(
-        default=(), kw_only=True
-    )
+    specialize_on: Any = dataclasses.field(default=(), kw_only=True)
     histogram: Mapping[int, int] | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self):
@@ -63,6 +61,7 @@ class Dim:
                 )
         self._check_order()
         self._check_buckets()
+        check_conditions(f"Dim({self.name!r})", self.specialize_on)
 
     def _check_order(self) -> None:
         if self.min < 1 or self.multiple_of < 1:
@@ -125,6 +124,20 @@ class Dim:
         if self.multiple_of == 1:
             return ()
         return (f"mod({self.name}, {self.multiple_of}) == 0",)
+
+
+def check_conditions(owner: str, given: Any) -> tuple[Callable[[int], Any], ...]:
+    """The conditions that a user passed as `specialize_on`.
+
+    Raises:
+        TypeError: if they are no list or tuple of functions.
+    """
+    if not isinstance(given, list | tuple) or not all(map(callable, given)):
+        raise TypeError(
+            f"{owner}: specialize_on is {given!r}.\nPass a list of functions of the "
+            "size, [lambda n: n <= 64] for example."
+        )
+    return tuple(given)
 
 
 @jax.tree_util.register_dataclass

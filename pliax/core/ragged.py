@@ -18,6 +18,7 @@ from jax import lax
 from ._jax import current_trace
 from .dims import Size, asker, variables
 from .guards import Assumptions
+from .marks import check_conditions
 from .provenance import user_place
 from .unbacked import NeedsSizesError, count, new_size, tracing_context
 
@@ -38,6 +39,9 @@ class Ragged:
         axis: which axis, counted from the end: an axis that `jax.vmap` puts in front
             does not move it.
         excess: the error where `size` is more than the bound; empty where it cannot be.
+        specialize_on: conditions on the size for which a function of `px.compile` or
+            `px.pad` that gets it has code of its own; see
+            :func:`px.ragged.boolean_mask`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -56,6 +60,7 @@ class Ragged:
     size: Any
     axis: int = dataclasses.field(default=-1, metadata={"static": True})
     excess: str = dataclasses.field(default="", metadata={"static": True})
+    specialize_on: Any = dataclasses.field(default=(), metadata={"static": True})
 
     @property
     def bound(self) -> Any:
@@ -120,6 +125,7 @@ def cut(
     axis: int = 0,
     excess: str = "",
     of: tuple[Any, ...] = (),
+    specialize_on: Any = (),
 ) -> list[Any]:
     """The first elements of arrays, as many as a scalar on the device says.
 
@@ -130,23 +136,25 @@ def cut(
         axis: which axis, counted from the front.
         excess: the error where there are more elements than that.
         of: what was counted; the same objects in the same trace give the same size.
+        specialize_on: conditions on the number of elements which the user gave.
 
     Returns:
         In a symbolic trace, arrays of one new size; else each a :class:`Ragged`.
     """
+    cases = check_conditions(owner, specialize_on)
     assumptions = tracing_context.value
     if assumptions is CONSTANTS:
         raise NeedsSizesError(owner)
     if assumptions is EXACT:
         return [_exact(x, size, axis, excess) for x in arrays]
     if assumptions is None:
-        return [Ragged(x, size, axis - x.ndim, excess) for x in arrays]
+        return [Ragged(x, size, axis - x.ndim, excess, cases) for x in arrays]
     origin = f"{owner} at {user_place(asker())}"
     bound = arrays[0].shape[axis]
     symbol: Any = _size_of(of, bound, assumptions)
     if symbol is None:
         symbol = new_size(assumptions, bound, origin)
-        count(size, symbol, excess)
+        count(size, symbol, excess, cases)
         _remember(of, bound, assumptions, symbol)
     return [lax.slice_in_dim(x, 0, symbol, axis=axis) for x in arrays]
 
@@ -198,7 +206,8 @@ def logical(tree: Any, owner: str) -> Any:
                 "each row.\nPass one row, or jax.vmap the compiled function."
             )
         axis, who = x.axis % x.data.ndim, f"{owner}: an argument"
-        return cut(who, [x.data], x.size, axis=axis, excess=x.excess)[0]
+        kept = {"excess": x.excess, "specialize_on": x.specialize_on}
+        return cut(who, [x.data], x.size, axis=axis, **kept)[0]
 
     return jax.tree.map(one, tree, is_leaf=is_ragged)
 

@@ -60,7 +60,9 @@ def new_size(assumptions: Assumptions, bound: Any, origin: str) -> Size:
     return size
 
 
-def count(value: Any, size: Size, excess: str = "") -> None:
+def count(
+    value: Any, size: Size, excess: str = "", specialize_on: tuple[Any, ...] = ()
+) -> None:
     """Gives a new size its value, an int32 scalar.
 
     Args:
@@ -68,15 +70,26 @@ def count(value: Any, size: Size, excess: str = "") -> None:
         size: the size, as `new_size` made it.
         excess: the error where the value is not from 0 to its bound; nothing is
             checked where that cannot be.
+        specialize_on: conditions on the value; what follows is compiled once more for
+            each, with arrays as long as the largest value that meets it.
     """
     bound = size.assumptions.unbacked[str(size)]
-    count_p.bind(value, size=size, bound=bound, excess=excess)
+    count_p.bind(
+        value, size=size, bound=bound, excess=excess, specialize_on=specialize_on
+    )
 
 
 def births(eqn: Any) -> frozenset[str]:
     """The sizes that get their values in the programs which an equation holds."""
     inner = (e for program in _programs(eqn) for e in _equations(program))
     return frozenset(str(e.params["size"]) for e in inner if e.primitive is count_p)
+
+
+def specialised(jaxpr: Any) -> dict[str, int]:
+    """The sizes born in a program that have cases of their own, and how many."""
+    counts = [e.params for e in _equations(jaxpr) if e.primitive is count_p]
+    cases = {str(p["size"]): len(p["specialize_on"]) for p in counts}
+    return {name: number for name, number in cases.items() if number}
 
 
 def asserts(jaxpr: Any) -> bool:
@@ -109,10 +122,13 @@ def _programs(eqn: Any) -> Iterator[Any]:
 def with_unbacked(
     assumptions: Assumptions, ranges: Mapping[str, tuple[int, int]]
 ) -> dict[str, tuple[int, int]]:
-    """The ranges of all named sizes, from those of the sizes that calls bring."""
+    """The ranges of all named sizes, from those of the sizes that calls bring.
+
+    Where a range of a size born from data is given, it is kept or narrowed.
+    """
     found = dict(ranges)
     for name, bound in assumptions.unbacked.items():
-        low, high = assumptions.ranges[name]
+        low, high = found.get(name, assumptions.ranges[name])
         found[name] = low, max(low, min(high, bounds(bound, found)[1]))
     return found
 

@@ -13,7 +13,9 @@ from pliax.core.ragged import cut
 _MOST = 2**30  # what a sum of int32 may reach before it wraps
 
 
-def repeat(x: Any, repeats: Any, axis: int = 0, *, bound: Any) -> Any:
+def repeat(
+    x: Any, repeats: Any, axis: int = 0, *, bound: Any, specialize_on: Any = ()
+) -> Any:
     """Each element as often as data says, as `jnp.repeat`.
 
     Differentiable in `x`. That there is room for all repeats is known on the device
@@ -29,6 +31,7 @@ def repeat(x: Any, repeats: Any, axis: int = 0, *, bound: Any) -> Any:
         axis: along which axis.
         bound: the largest sum of the repeats, for which room is made; an integer or a
             size. It has no default, because nothing else bounds what data says.
+        specialize_on: as in :func:`px.ragged.boolean_mask`.
 
     Returns:
         An array as `x` with a size of at most `bound` along the axis; see
@@ -62,7 +65,8 @@ def repeat(x: Any, repeats: Any, axis: int = 0, *, bound: Any) -> Any:
         f"px.ragged.repeat: the repeats add up to more than bound={bound}, or one is "
         f"negative.\n  at {user_place(asker())}\nPass a larger bound."
     )
-    return cut(who, [result], _total(repeats), axis=axis, excess=text, of=of)[0]
+    kept = {"excess": text, "of": of, "specialize_on": specialize_on}
+    return cut(who, [result], _total(repeats), axis=axis, **kept)[0]
 
 
 def _checked(x: Any, repeats: Any, axis: int) -> Any:

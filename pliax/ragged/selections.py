@@ -13,7 +13,7 @@ from jax import lax
 from pliax.core.ragged import cut
 
 
-def boolean_mask(x: Any, mask: Any, axis: int = 0) -> Any:
+def boolean_mask(x: Any, mask: Any, axis: int = 0, *, specialize_on: Any = ()) -> Any:
     """The elements where a mask is true, `x[mask]`, in the order of the array.
 
     Differentiable in `x`. In a function of `px.compile` or `px.pad` the result is an
@@ -25,13 +25,18 @@ def boolean_mask(x: Any, mask: Any, axis: int = 0) -> Any:
         x: an array.
         mask: booleans, of the shape of one or more neighbouring axes of `x`.
         axis: the first of these axes.
+        specialize_on: conditions on the number of elements, ``[lambda n: n <= 64]``. In
+            a function of `px.compile` or `px.pad`, what follows is in the executable
+            once more for each condition, with arrays no longer than the largest number
+            that meets it, and the device takes the first that holds. None by default,
+            because each makes the executable larger.
 
     Returns:
         An array in which one axis stands for those that the mask covers; at most as
         long as the mask has elements.
 
     Raises:
-        TypeError: if the mask does not hold booleans.
+        TypeError: if the mask does not hold booleans, or `specialize_on` no functions.
         ValueError: if its shape is not that of the axes.
 
     Example:
@@ -48,17 +53,19 @@ def boolean_mask(x: Any, mask: Any, axis: int = 0) -> Any:
     flat = x.reshape((*before, _number(mask), *after))
     order, size = _selected(mask.reshape(-1))
     packed = _taken(flat, order, axis)
-    return cut("px.ragged.boolean_mask", [packed], size, axis=axis, of=of)[0]
+    kept = {"of": of, "specialize_on": specialize_on}
+    return cut("px.ragged.boolean_mask", [packed], size, axis=axis, **kept)[0]
 
 
 _SELECTED = "selected"
 
 
-def nonzero(x: Any) -> tuple[Any, ...]:
+def nonzero(x: Any, *, specialize_on: Any = ()) -> tuple[Any, ...]:
     """The indices of the elements that are not 0, as `jnp.nonzero`.
 
     Args:
         x: an array with at least one axis.
+        specialize_on: as in :func:`boolean_mask`.
 
     Returns:
         For each axis the indices, in row-major order of the elements. All have one
@@ -88,7 +95,8 @@ def nonzero(x: Any) -> tuple[Any, ...]:
         divisor = jnp.maximum(jnp.asarray(n, rest.dtype), 1)
         found.append(rest % divisor)
         rest = rest // divisor
-    return tuple(cut("px.ragged.nonzero", [rest, *reversed(found)], size, of=of))
+    kept = {"of": of, "specialize_on": specialize_on}
+    return tuple(cut("px.ragged.nonzero", [rest, *reversed(found)], size, **kept))
 
 
 def unique(
@@ -98,6 +106,7 @@ def unique(
     return_inverse: bool = False,
     return_counts: bool = False,
     equal_nan: bool = True,
+    specialize_on: Any = (),
 ) -> Any:
     """The distinct elements in ascending order, as `jnp.unique`.
 
@@ -108,6 +117,7 @@ def unique(
             distinct ones it is; its size is that of `x` and no unknown.
         return_counts: whether to return how often each of them occurs.
         equal_nan: whether all NaN are one element.
+        specialize_on: as in :func:`boolean_mask`.
 
     Returns:
         The distinct elements, or a tuple of them and what else was asked for, in the
@@ -134,7 +144,7 @@ def unique(
         found.append(_taken(places, order, 0))
     if return_counts:
         found.append(jnp.zeros_like(group).at[group].add(1))
-    found = cut("px.ragged.unique", found, size)
+    found = cut("px.ragged.unique", found, size, specialize_on=specialize_on)
     if return_inverse:
         inverse = jnp.zeros_like(group).at[places].set(group).reshape(x.shape)
         found.insert(1 + return_index, inverse)

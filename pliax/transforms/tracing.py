@@ -24,7 +24,7 @@ from pliax.core.guards import (
 )
 from pliax.core.provenance import NOWHERE, Place, user_place
 from pliax.core.ragged import as_result, logical
-from pliax.core.unbacked import asserts, births, tracing_context
+from pliax.core.unbacked import asserts, births, specialised, tracing_context
 
 
 class NotSymbolicError(Exception):
@@ -79,9 +79,10 @@ class SymbolicTrace:
     @property
     def born_from_data(self) -> list[str]:
         """The sizes that only the device knows: their bounds, and what counts them."""
-        known = self.assumptions
+        known, cases = self.assumptions, specialised(self.jaxpr)
         return [
-            f"{name} <= {bound}  # {known.symbols[name].origin}"
+            f"{name} <= {bound}{_cases_text(cases.get(name, 0))}  # "
+            f"{known.symbols[name].origin}"
             for name, bound in known.unbacked.items()
         ]
 
@@ -235,6 +236,10 @@ def trace_under(
         out_tree=out_trees[-1],
         assumptions=assumptions,
     )
+
+
+def _cases_text(number: int) -> str:
+    return f", {number} specialised" if number else ""
 
 
 def _without_unused(jaxpr: Any, assumptions: Assumptions) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 from pliax.core.provenance import NOWHERE, equation_place
 
 from . import rules
+from .cases import cases_of, in_cases
 from .layouts import Bucket, Padded, ScopeError, UnboundedSizeError
 from .rules import RULES, PaddingRefused, bind, refuse, sizes_of, static
 
@@ -47,16 +48,33 @@ def run(
     """
     load_rules()
     env: dict[Any, Padded] = {}
+    env.update(zip(jaxpr.constvars, map(bucket.exact, consts), strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+    return _run_from(0, bucket, jaxpr, env)
+
+
+def _run_from(
+    start: int, bucket: Bucket, jaxpr: Any, env: dict[Any, Padded]
+) -> list[Padded]:
+    """The rest of a program, in an environment that is its own."""
 
     def read(x: Any) -> Padded:
         return _literal(x.val) if hasattr(x, "val") else env[x]
 
-    env.update(zip(jaxpr.constvars, map(bucket.exact, consts), strict=True))
-    env.update(zip(jaxpr.invars, args, strict=True))
-    for eqn in jaxpr.eqns:
+    for place, eqn in enumerate(jaxpr.eqns[start:], start):
         eqn = _with_integers(eqn)
         results = _results(bucket, eqn, [read(x) for x in eqn.invars])
         env.update(zip(eqn.outvars, results, strict=True))
+        if (cases := cases_of(bucket, eqn)) is not None:
+            sizes = [sizes_of(v) for v in jaxpr.outvars]
+
+            def rest(case: Bucket, start: int = place + 1) -> list[Padded]:
+                return _run_from(start, case, jaxpr, dict(env))
+
+            try:
+                return in_cases(bucket, cases, rest, sizes)
+            except ScopeError as error:
+                raise refuse(eqn, str(error)) from error
     return [read(x) for x in jaxpr.outvars]
 
 

@@ -20,6 +20,7 @@ from jax import lax
 from jax.sharding import AxisType
 
 from pliax.core.dims import Size, bounds, evaluate, substitute, variables
+from pliax.core.unbacked import with_unbacked
 
 
 Factors = tuple[Any, ...]  # sizes whose product is the size of one logical axis
@@ -84,6 +85,7 @@ class Bucket:
     Attributes:
         checks: what is asserted at run time, and whether it held; None in the body of a
             loop, from which no such thing gets out.
+        has_cases: whether sizes born from data may be specialised; not where one is.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Bucket:
         self._scalars: dict[Size, Any] = {}
         self._masks: dict[Any, Any] = {}
         self.checks: list[tuple[str, Any]] | None = []
+        self.has_cases = True
 
     def inner(self) -> "Bucket":
         """The same bucket for the body of a loop, whose values must not get out.
@@ -113,6 +116,15 @@ class Bucket:
         scope = copy.copy(self)
         scope._scalars, scope._masks = dict(self._scalars), dict(self._masks)
         scope.values, scope.checks = dict(self.values), None
+        return scope
+
+    def case(self, size: Size, low: int, high: int) -> "Bucket":
+        """The same bucket where a size born from data is known to lie in a range."""
+        ranges = {**self.ranges, str(size): (low, high)}
+        ranges = with_unbacked(size.assumptions, ranges)
+        scope = Bucket(ranges, self.values, self.equal)
+        scope.checks = None if self.checks is None else []
+        scope.has_cases = False
         return scope
 
     def count(self, name: str, value: Any) -> None:
@@ -265,8 +277,8 @@ class Bucket:
         flat = (*shape[:start], int(np.prod(lengths)), *shape[places[-1] + 1 :])
         data = lax.reshape(x.data, flat)
         axes = (*x.axes[:axis], (size,), *x.axes[axis + 1 :])
-        if not any(isinstance(f, Size) for f in factors[1:]):
-            return Padded(data, axes, x.fill)  # the valid rows already come first
+        if _come_first(factors):
+            return Padded(data, axes, x.fill)
         index = self._rows(factors, self.length(size))
         return Padded(_take(data, index, start), axes)
 
@@ -291,7 +303,7 @@ class Bucket:
         lengths, shape = self.shape(factors), x.data.shape
         data, count = x.data, int(np.prod(lengths))
         fill = x.fill
-        if any(isinstance(f, Size) for f in factors[1:]) or count != shape[place]:
+        if not _come_first(factors) or count != shape[place]:
             data, fill = _take(data, self._positions(factors), place), None
         data = lax.reshape(data, (*shape[:place], *lengths, *shape[place + 1 :]))
         return Padded(data, (*x.axes[:axis], factors, *x.axes[axis + 1 :]), fill)
@@ -370,6 +382,15 @@ def same_factors(a: Factors, b: Factors) -> bool:
 
 def _is_same(a: Any, b: Any) -> bool:
     return a is not None and type(a) is type(b) and (a == b)
+
+
+def _come_first(factors: Factors) -> bool:
+    """Whether the valid elements of merged factors are the first ones.
+
+    They are where nothing is padded but the slowest factor that is not 1.
+    """
+    others = [f for f in factors if isinstance(f, Size) or f != 1][1:]
+    return not any(isinstance(f, Size) for f in others)
 
 
 def _take(data: Any, index: Any, axis: int) -> Any:
