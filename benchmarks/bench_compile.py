@@ -17,6 +17,7 @@ import functools
 import itertools
 import json
 import time
+import timeit
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -366,8 +367,14 @@ def _over(times: dict[str, list[float]]) -> dict[str, Any]:
 def in_turns(
     calls: dict[str, Callable[[], Any]], quick: bool
 ) -> dict[str, list[float]]:
-    """Microseconds of a call, in short rounds, the entrants taking turns."""
-    rounds, number = (3, 20) if quick else (600, 40)
+    """Microseconds of a call, the entrants taking turns of two milliseconds.
+
+    In shorter turns each is slowed by what the other left in the caches; a longer one
+    is seldom undisturbed.
+    """
+    rounds, least_s = (3, 1e-4) if quick else (300, 2e-3)
+    first = next(iter(calls.values()))
+    number = max(20, round(least_s / timeit.timeit(first, number=20) * 20))
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(rounds):
         for name, call in list(calls.items())[:: (-1) ** turn]:

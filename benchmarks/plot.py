@@ -1,6 +1,6 @@
 """Draw docs/assets/bench_*.png from the committed benchmarks/results/*.json.
 
-uv run --group bench benchmarks/plot.py [muon] [attention]
+uv run --group bench benchmarks/plot.py [muon] [attention] [compile]
 """
 
 import argparse
@@ -154,7 +154,38 @@ def _memory(axis: Any, rows: list[dict[str, Any]]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-FIGURES = {"muon": muon, "attention": attention}
+# --- changing shapes ------------------------------------------------------------------
+
+
+def compile(record: dict[str, Any]) -> Any:
+    """The seconds of a run as its steps go by, and how far its losses drift."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.4), layout="constrained")
+    training = record["training"]
+    colours = {"pliax": COLOURS[0], "jax.jit": COLOURS[1], "by hand": COLOURS[2]}
+    for name, row in training["rows"].items():
+        seconds = np.cumsum(row["steps_ms"]) / 1e3
+        count, end = row["compilations"], f"{seconds[-1]:.0f} s"
+        label = f"{name}: {end}, {count} compilation{'s'[: count != 1]}"
+        left.plot(seconds, color=colours.get(name, "black"), label=label, linewidth=1.2)
+    left.set_title("seconds since the start, compilations included", fontsize=9)
+    runs = {name: np.array(training["rows"][name]["losses"]) for name in colours}
+    for name in ("by hand", "pliax"):
+        drift = np.abs(runs[name] / runs["jax.jit"] - 1)
+        label = f"{name}, each run from its own last step"
+        right.semilogy(drift, ".", color=colours[name], markersize=2, label=label)
+    same = "pliax, from the same state"
+    right.semilogy(training["loss_errors"], "k.", markersize=2, label=same)
+    right.axhline(1e-5, color="black", linewidth=0.6, linestyle=":")
+    right.set_title("relative difference of the loss from jax.jit's", fontsize=9)
+    for axis in (left, right):
+        axis.set_xlabel("step", fontsize=8)
+        axis.tick_params(labelsize=8)
+        axis.legend(fontsize=7, frameon=False, markerscale=4)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+FIGURES = {"muon": muon, "attention": attention, "compile": compile}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ takes 4 us for a call with two arrays, of which two Python calls are a tenth.
 """
 
 import dataclasses
-import textwrap
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
@@ -84,12 +83,10 @@ _SOURCE = """
 def __call__(*args, **kwargs):
     {mark}
     try:
-        bound = None
-        if trace_state.value is no_trace:
-            try:
-                {search}
-            except Exception:  # no such argument, or one that has no hash
-                pass
+        try:
+            bound = {search} if trace_state.value is no_trace else None
+        except Exception:  # not in the table, no such argument, or one without a hash
+            bound = None
         if bound is not None:
             try:
                 start = perf_counter()
@@ -124,13 +121,12 @@ def dispatcher(forms: Sequence[Form], **ways: Any) -> Callable[..., Any]:
           JAX may have built an executable, and `failed` for errors.
     """
     mark = "args, kwargs = mark(args, kwargs)" if ways["mark"] else ""
-    search = ""
+    search = "None"
     for i, form in enumerate(forms):
         condition = form.condition([other for other in forms if other is not form])
-        search += f"if {condition}:\n    bound = get{i}({form.sizes})\nel"
-    search = textwrap.indent(f"{search}se: pass" if forms else "pass", " " * 16)
-    names = {f"get{i}": form.table.get for i, form in enumerate(forms)} | _NAMES | ways
-    exec(_SOURCE.format(mark=mark, search=search.strip()), names)
+        search = f"(table{i}[{form.sizes}] if {condition} else {search})"
+    names = {f"table{i}": form.table for i, form in enumerate(forms)} | _NAMES | ways
+    exec(_SOURCE.format(mark=mark, search=search), names)
     return names["__call__"]
 
 
