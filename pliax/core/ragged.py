@@ -39,9 +39,6 @@ class Ragged:
         axis: which axis, counted from the end: an axis that `jax.vmap` puts in front
             does not move it.
         excess: the error where `size` is more than the bound; empty where it cannot be.
-        specialize_on: conditions on the size for which a function of `px.compile` or
-            `px.pad` that gets it has code of its own; see
-            :func:`px.ragged.boolean_mask`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -60,7 +57,6 @@ class Ragged:
     size: Any
     axis: int = dataclasses.field(default=-1, metadata={"static": True})
     excess: str = dataclasses.field(default="", metadata={"static": True})
-    specialize_on: Any = dataclasses.field(default=(), metadata={"static": True})
 
     @property
     def bound(self) -> Any:
@@ -148,7 +144,7 @@ def cut(
     if assumptions is EXACT:
         return [_exact(x, size, axis, excess) for x in arrays]
     if assumptions is None:
-        return [Ragged(x, size, axis - x.ndim, excess, cases) for x in arrays]
+        return [Ragged(x, size, axis - x.ndim, excess) for x in arrays]
     origin = f"{owner} at {user_place(asker())}"
     bound = arrays[0].shape[axis]
     symbol: Any = _size_of(of, bound, assumptions)
@@ -206,8 +202,7 @@ def logical(tree: Any, owner: str) -> Any:
                 "each row.\nPass one row, or jax.vmap the compiled function."
             )
         axis, who = x.axis % x.data.ndim, f"{owner}: an argument"
-        kept = {"excess": x.excess, "specialize_on": x.specialize_on}
-        return cut(who, [x.data], x.size, axis=axis, **kept)[0]
+        return cut(who, [x.data], x.size, axis=axis, excess=x.excess)[0]
 
     return jax.tree.map(one, tree, is_leaf=is_ragged)
 

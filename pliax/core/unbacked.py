@@ -85,7 +85,13 @@ def births(eqn: Any) -> frozenset[str]:
     return frozenset(str(e.params["size"]) for e in inner if e.primitive is count_p)
 
 
-def specialised(jaxpr: Any) -> dict[str, int]:
+def counted(eqns: Any) -> frozenset[str]:
+    """The sizes that get their values in some equations or in programs they hold."""
+    own = (str(eqn.params["size"]) for eqn in eqns if eqn.primitive is count_p)
+    return frozenset(own).union(*map(births, eqns))
+
+
+def numbers_of_cases(jaxpr: Any) -> dict[str, int]:
     """The sizes born in a program that have cases of their own, and how many."""
     counts = [e.params for e in _equations(jaxpr) if e.primitive is count_p]
     cases = {str(p["size"]): len(p["specialize_on"]) for p in counts}

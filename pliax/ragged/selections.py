@@ -28,8 +28,9 @@ def boolean_mask(x: Any, mask: Any, axis: int = 0, *, specialize_on: Any = ()) -
         specialize_on: conditions on the number of elements, ``[lambda n: n <= 64]``. In
             a function of `px.compile` or `px.pad`, what follows is in the executable
             once more for each condition, with arrays no longer than the largest number
-            that meets it, and the device takes the first that holds. None by default,
-            because each makes the executable larger.
+            that meets it, and the device takes the first that holds; the first call
+            with a mask decides. Elsewhere it means nothing. None by default, because
+            each makes the executable larger.
 
     Returns:
         An array in which one axis stands for those that the mask covers; at most as

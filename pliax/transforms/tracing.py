@@ -24,7 +24,7 @@ from pliax.core.guards import (
 )
 from pliax.core.provenance import NOWHERE, Place, user_place
 from pliax.core.ragged import as_result, logical
-from pliax.core.unbacked import asserts, births, specialised, tracing_context
+from pliax.core.unbacked import asserts, births, numbers_of_cases, tracing_context
 
 
 class NotSymbolicError(Exception):
@@ -79,7 +79,7 @@ class SymbolicTrace:
     @property
     def born_from_data(self) -> list[str]:
         """The sizes that only the device knows: their bounds, and what counts them."""
-        known, cases = self.assumptions, specialised(self.jaxpr)
+        known, cases = self.assumptions, numbers_of_cases(self.jaxpr)
         return [
             f"{name} <= {bound}{_cases_text(cases.get(name, 0))}  # "
             f"{known.symbols[name].origin}"

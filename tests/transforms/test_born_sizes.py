@@ -89,6 +89,13 @@ def test_attention_among_selected_tokens(dims):
     assert f.stats.compilations == 1
 
 
+def test_an_argument_born_elsewhere_is_named_by_the_line_of_the_call():
+    f = px.compile(jnp.mean)
+    f(positive(X))  # this line
+    assert "u0 <= 6  # px.compile(mean): an argument at" in f.explain()
+    assert "# this line" in f.explain()
+
+
 # Questions ----------------------------------------------------------------------------
 
 
@@ -156,6 +163,18 @@ def test_a_check_that_follows_is_none():
     assert f(X[:3]).bound == 3  # room for what was stated, not for the whole array
     (plan,) = [p for p in f._plans if p.facts]
     assert [text.partition("\n")[0] for text in plan.checks] == []
+
+
+def test_what_is_read_beyond_a_stated_size_is_what_jax_fills_with():
+    def f(x):
+        y = positive(x)
+        px.check(y.shape[0] >= 1, "none")
+        return y[0], y[1:][0]
+
+    f = px.compile(f)
+    assert f(X) == (3, 2)
+    first, second = f(np.where(X > 2, X, -1))
+    assert first == 3 and np.isnan(second)
 
 
 def test_what_is_stated_makes_the_room_and_may_equate_sizes():

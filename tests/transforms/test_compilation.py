@@ -973,6 +973,24 @@ def test_importing_does_not_load_rich():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_more_forms_than_are_dispatched_at_once_are_served():
+    compiled = px_compile(lambda *xs: sum(xs))
+    for _ in range(2):
+        for count in range(1, 21):
+            assert compiled(*[1.0] * count) == count
+    assert compiled.stats.compilations == 20
+
+
+def test_a_known_call_with_something_more_says_what_is_wrong_with_it():
+    compiled = px_compile(lambda x, y=1.0: x * y)
+    x = jnp.ones(3)
+    for _ in range(2):
+        compiled(x)
+        with pytest.raises(TypeError, match="argument `y` has type str"):
+            compiled(x, "text")
+        compiled(x, x)
+
+
 def test_calls_of_every_form_find_their_own_executables():
     """By position, by name and by default, in any order, also after a wrong call."""
 

@@ -5,8 +5,8 @@
 
 The device chooses. The rest of the program is in the branches of a `lax.switch`, in
 each with arrays as long as the largest size of its case; results get the length they
-have without cases. Within a case no other size has cases: there are as many more
-programs as conditions, not the product over sizes.
+have without cases. Only in the last case another size may have cases: there are as many
+more programs as conditions, not the product over sizes.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from pliax.core.dims import Size
-from pliax.core.unbacked import count_p
+from pliax.core.unbacked import count_p, counted
 
 from .layouts import Bucket, Padded
 
@@ -33,30 +33,50 @@ class Cases:
         size: the size.
         ranges: the smallest and the largest value of each case; the values that meet no
             condition are the last.
-        table: the number of the case of each value from 0 on.
+        starts: the values where another case begins than that of the value before.
+        numbers: the case of the smallest value, and the one that begins at each start.
     """
 
     size: Size
     ranges: tuple[tuple[int, int], ...]
-    table: np.ndarray
+    starts: np.ndarray
+    numbers: np.ndarray
+
+    def number(self, value: Any) -> Any:
+        """The case of a value, an int32 scalar at run time."""
+        place = jnp.sum(value >= jnp.asarray(self.starts), dtype=jnp.int32)
+        return jnp.asarray(self.numbers)[place]
 
 
-def cases_of(bucket: Bucket, eqn: Any) -> Cases | None:
-    """The cases that begin with an equation; the first condition that holds counts."""
-    if eqn.primitive is not count_p or not bucket.has_cases:
+def cases_of(bucket: Bucket, eqn: Any, following: Sequence[Any]) -> Cases | None:
+    """The cases that begin with an equation; the first condition that holds counts.
+
+    A size that gets its value more than once has none: the second need not lie in the
+    case of the first. That happens where JAX traces an inner program once for two calls
+    and in the derivatives of `jax.checkpoint`.
+    """
+    if eqn.primitive is not count_p or not bucket.may_have_cases:
         return None
     conditions, size = eqn.params["specialize_on"], eqn.params["size"]
-    if not conditions:
+    name = str(size)
+    is_fixed = str(bucket.size(size)) != name  # a check says what it is, or equals
+    is_again = name in bucket.again or name in counted(following)
+    if not conditions or is_fixed or is_again:
         return None
-    values = range(bucket.length(size) + 1)
-    chosen = np.array([_first(conditions, n) for n in values])
-    kinds, table = np.unique(chosen, return_inverse=True)
-    if len(kinds) == 1:
-        return None
-    places = [np.flatnonzero(table == i) for i in range(len(kinds))]
-    # of an empty array not everything can be asked that can be asked of a padded one
-    ranges = tuple((int(p[0]), max(int(p[-1]), 1)) for p in places)
-    return Cases(size, ranges, table.astype(np.int32))
+    ranges, starts, numbers = _chosen(conditions, *bucket.ranges[name])
+    return Cases(size, ranges, starts, numbers) if len(ranges) > 1 else None
+
+
+@functools.lru_cache(maxsize=256)
+def _chosen(conditions: tuple[Callable[[int], Any], ...], low: int, high: int) -> Any:
+    """The ranges of all cases that occur, and where they begin."""
+    first = [_first(conditions, n) for n in range(low, high + 1)]
+    kinds, numbers = np.unique(np.array(first), return_inverse=True)
+    places = [np.flatnonzero(numbers == i) + low for i in range(len(kinds))]
+    ranges = tuple((int(p[0]), int(p[-1])) for p in places)
+    changes = np.flatnonzero(np.diff(numbers)) + 1
+    numbers = numbers[np.concatenate([[0], changes])]
+    return ranges, (changes + low).astype(np.int32), numbers.astype(np.int32)
 
 
 def _first(conditions: Sequence[Callable[[int], Any]], value: int) -> int:
@@ -78,16 +98,16 @@ def in_cases(
 
     def branch(low: int, high: int) -> tuple[list[Any], dict[str, Any], list[Any]]:
         scope = bucket.case(cases.size, low, high)
-        scope.has_cases = (low, high) == cases.ranges[-1]
+        scope.may_have_cases = (low, high) == cases.ranges[-1]
         results = map(scope.simplified, rest(scope))
         checks = scope.checks or []
         texts[:] = [text for text, _ in checks]
-        born = {n: v for n, v in scope.values.items() if n not in bucket.values}
+        born = {n: v for n, v in scope.values.items() if v is not bucket.values.get(n)}
         pairs = zip(results, shapes, strict=True)
         data = [_as_long(x, bucket.shape(sizes)) for x, sizes in pairs]
         return data, born, [held for _, held in checks]
 
-    number = jnp.asarray(cases.table)[bucket.scalar(cases.size)]
+    number = cases.number(bucket.scalar(cases.size))
     branches = [functools.partial(branch, low, high) for low, high in cases.ranges]
     data, born, held = lax.switch(number, branches)
     for name, found in born.items():

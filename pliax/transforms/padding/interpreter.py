@@ -65,7 +65,8 @@ def _run_from(
         eqn = _with_integers(eqn)
         results = _results(bucket, eqn, [read(x) for x in eqn.invars])
         env.update(zip(eqn.outvars, results, strict=True))
-        if (cases := cases_of(bucket, eqn)) is not None:
+        following = jaxpr.eqns[place + 1 :]
+        if (cases := cases_of(bucket, eqn, following)) is not None:
             sizes = [sizes_of(v) for v in jaxpr.outvars]
 
             def rest(case: Bucket, start: int = place + 1) -> list[Padded]:
@@ -73,7 +74,9 @@ def _run_from(
 
             try:
                 return in_cases(bucket, cases, rest, sizes)
-            except ScopeError as error:
+            except PaddingRefused:
+                raise
+            except Exception as error:  # a mistake of ours, as in `_results`
                 raise refuse(eqn, str(error)) from error
     return [read(x) for x in jaxpr.outvars]
 

@@ -85,7 +85,9 @@ class Bucket:
     Attributes:
         checks: what is asserted at run time, and whether it held; None in the body of a
             loop, from which no such thing gets out.
-        has_cases: whether sizes born from data may be specialised; not where one is.
+        may_have_cases: whether sizes born from data may be specialised; not where one
+            is.
+        again: sizes born from data that got a value more than once.
     """
 
     def __init__(
@@ -106,7 +108,9 @@ class Bucket:
         self._scalars: dict[Size, Any] = {}
         self._masks: dict[Any, Any] = {}
         self.checks: list[tuple[str, Any]] | None = []
-        self.has_cases = True
+        self.may_have_cases = True
+        self.again: set[str] = set()
+        self._outside: Bucket | None = None
 
     def inner(self) -> "Bucket":
         """The same bucket for the body of a loop, whose values must not get out.
@@ -119,16 +123,22 @@ class Bucket:
         return scope
 
     def case(self, size: Size, low: int, high: int) -> "Bucket":
-        """The same bucket where a size born from data is known to lie in a range."""
+        """The same bucket where a size born from data is known to lie in a range.
+
+        What could be longer than 0 stays so: not everything can be asked of an empty
+        array that can be asked of one whose elements are all padding.
+        """
         ranges = {**self.ranges, str(size): (low, high)}
         ranges = with_unbacked(size.assumptions, ranges)
         scope = Bucket(ranges, self.values, self.equal)
         scope.checks = None if self.checks is None else []
-        scope.has_cases = False
+        scope.again, scope._outside = self.again, self
         return scope
 
     def count(self, name: str, value: Any) -> None:
         """Gives a size born from data its value, also where it had one before."""
+        if name in self.values:
+            self.again.add(name)
         for known in (self._scalars, self._masks):
             for key in [key for key in known if name in _names(key)]:
                 del known[key]
@@ -168,13 +178,29 @@ class Bucket:
 
     def _simplest(self, size: Any) -> Any:
         if variables(size) <= self._known.keys():
-            return evaluate(size, self._known)
-        low, high = bounds(size, self.ranges)
-        return low if low == high else size
+            found = evaluate(size, self._known)
+        else:
+            low, high = bounds(size, self.ranges)
+            found = low if low == high else size
+        if not isinstance(found, Size) and found <= 0 and self._may_be_long(size):
+            return size
+        return found
+
+    def _may_be_long(self, size: Any) -> bool:
+        """Whether a size is not always 0, also where it is in this case."""
+        return self._outside is not None and bool(self._outside.length(size))
 
     def may_be_empty(self, size: Any) -> bool:
-        """Whether a size depends on one that may be 0, as those born from data."""
-        return any(self.ranges[name][0] < 1 for name in variables(size))
+        """Whether a size is 0 for some that are born from data or may be 0 themselves.
+
+        Of all others the trace has asked, where it matters.
+        """
+        names = variables(size)
+        asked = not any(
+            name in size.assumptions.unbacked or self.ranges[name][0] < 1
+            for name in names
+        )
+        return not asked and bounds(size, self.ranges)[0] < 1
 
     def length(self, size: Any) -> int:
         """How many elements a physical axis has: as many as the size can become."""
@@ -185,7 +211,7 @@ class Bucket:
             _, high = bounds(size, self.ranges)
             if not np.isfinite(high):
                 raise UnboundedSizeError(f"nothing bounds the size {size} from above")
-            found = self._lengths[size] = max(int(high), 0)
+            found = self._lengths[size] = max(int(high), int(self._may_be_long(size)))
         return found
 
     def shape(self, sizes: Sequence[Any]) -> tuple[int, ...]:
