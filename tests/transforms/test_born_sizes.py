@@ -292,6 +292,35 @@ def test_two_calls_of_one_inner_trace_may_not_share_a_size():
         px.compile(lambda x: selected(x).sum() + selected(-x).sum())(X)
 
 
+def in_two_calls(inner):
+    def f(x):
+        a, b = inner(x), inner(-x)  # both alive
+        return (a**2).sum() + (b**3).sum()
+
+    return f
+
+
+@pytest.mark.parametrize("take", [lambda f: f, jax.grad])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        jax.jit,
+        jax.checkpoint,
+        lambda f: jax.jit(f, inline=True),
+        lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.everything_saveable),
+    ],
+)
+def test_two_calls_of_one_inner_trace_are_right_or_refused(take, wrap):
+    plain = take(in_two_calls(lambda x: jnp.sin(positive(x))))
+    wanted = px.compile(plain)(X)
+    try:
+        found = px.compile(take(in_two_calls(wrap(lambda x: jnp.sin(positive(x))))))(X)
+    except px.PaddingRefused as refusal:
+        assert "outside of" in str(refusal)
+    else:
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     "wrap", [lambda f: f, jax.jit, jax.checkpoint, lambda f: jax.jit(jax.checkpoint(f))]
 )

@@ -8,12 +8,14 @@ the same loop gives the program of exactly that size.
 
 import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from pliax.core.dims import variables
 from pliax.core.provenance import NOWHERE, equation_place
+from pliax.core.unbacked import count_p
 
 from . import rules
 from .cases import cases_of, in_cases
@@ -63,6 +65,8 @@ def _run_from(
 
     for place, eqn in enumerate(jaxpr.eqns[start:], start):
         eqn = _with_integers(eqn)
+        if eqn.primitive is count_p and not bucket.recomputes:
+            _refuse_second_value(bucket, eqn, env, jaxpr.eqns[place:], jaxpr.outvars)
         results = _results(bucket, eqn, [read(x) for x in eqn.invars])
         env.update(zip(eqn.outvars, results, strict=True))
         following = jaxpr.eqns[place + 1 :]
@@ -79,6 +83,30 @@ def _run_from(
             except Exception as error:  # a mistake of ours, as in `_results`
                 raise refuse(eqn, str(error)) from error
     return [read(x) for x in jaxpr.outvars]
+
+
+def _refuse_second_value(
+    bucket: Bucket,
+    eqn: Any,
+    env: Mapping[Any, Padded],
+    following: Sequence[Any],
+    outvars: Sequence[Any],
+) -> None:
+    """A size that gets another value while there are arrays as long as the first one.
+
+    JAX traces an inner function once for two calls and puts what it computes in place.
+    """
+    name = str(eqn.params["size"])
+    if name not in bucket.values:
+        return
+    read = [x for e in following for x in e.invars] + list(outvars)
+    alive = [env[x] for x in read if not hasattr(x, "val") and x in env]
+    if any(name in variables(f) for x in alive for f in x.factors):
+        raise refuse(
+            eqn,
+            f"the size {name} gets another value while arrays of it are in use; call "
+            "px.ragged outside of the inner function that is called twice",
+        )
 
 
 def _with_integers(eqn: Any) -> Any:

@@ -7,9 +7,10 @@ factors, here (b, t), each with a physical axis of its own, in row-major order. 
 and splitting are then bookkeeping; whoever needs one contiguous axis packs it.
 """
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -88,6 +89,7 @@ class Bucket:
         may_have_cases: whether sizes born from data may be specialised; not where one
             is.
         again: sizes born from data that got a value more than once.
+        recomputes: whether what gets a value again gets the same one.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Bucket:
         self.checks: list[tuple[str, Any]] | None = []
         self.may_have_cases = True
         self.again: set[str] = set()
+        self.recomputes = False
         self._outside: Bucket | None = None
 
     def inner(self) -> "Bucket":
@@ -133,7 +136,17 @@ class Bucket:
         scope = Bucket(ranges, self.values, self.equal)
         scope.checks = None if self.checks is None else []
         scope.again, scope._outside = self.again, self
+        scope.recomputes = self.recomputes
         return scope
+
+    @contextlib.contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """While a program is run for the second time, on the same arguments."""
+        before, self.recomputes = self.recomputes, True
+        try:
+            yield
+        finally:
+            self.recomputes = before
 
     def count(self, name: str, value: Any) -> None:
         """Gives a size born from data its value, also where it had one before."""

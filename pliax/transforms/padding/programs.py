@@ -63,7 +63,7 @@ def call(bucket: Bucket, eqn: Any, *operands: Padded) -> Sequence[Padded]:
 
 
 def _refuse_second_birth(bucket: Bucket, eqn: Any) -> None:
-    """One trace of an inner jit serves two calls, and names their sizes alike.
+    """One trace of an inner function serves two calls, and names their sizes alike.
 
     That is right as long as no result has such a size.
     """
@@ -74,7 +74,7 @@ def _refuse_second_birth(bucket: Bucket, eqn: Any) -> None:
             eqn,
             f"it is called again with arguments of the same types, and its result has "
             f"a size born from data in it ({min(again)}); call px.ragged outside of "
-            "the inner jit",
+            "this inner function",
         )
 
 
@@ -99,11 +99,13 @@ def remat(bucket: Bucket, eqn: Any, *operands: Padded) -> list[Padded]:
     """After a derivative a barrier, as JAX lowers it; before, a checkpoint again."""
     params = eqn.params
     if not params["differentiated"]:
+        _refuse_second_birth(bucket, eqn)
         return _checkpoint(bucket, eqn, operands)
     kept = params["prevent_cse"]
     if isinstance(kept, bool):
         kept = (kept,) * len(operands)
-    return run_inner(bucket, params["jaxpr"], _behind_barrier(operands, kept))
+    with bucket.recomputing():
+        return run_inner(bucket, params["jaxpr"], _behind_barrier(operands, kept))
 
 
 def _behind_barrier(xs: Sequence[Padded], kept: Sequence[bool]) -> list[Padded]:
