@@ -1,6 +1,6 @@
 """Cases of a size born from data: the rest of a program once for each.
 
-    cases_of : bucket, equation  ->  Cases, where the user asked for some
+    cases_of : bucket, count of a size, what follows  ->  Cases, where the user asked
     in_cases : bucket, Cases, rest : bucket -> results  ->  results
 
 The device chooses. The rest of the program is in the branches of a `lax.switch`, in
@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from pliax.core.dims import Size
-from pliax.core.unbacked import count_p, counted
+from pliax.core.unbacked import counted
 
 from .layouts import Bucket, Padded
 
@@ -49,19 +49,18 @@ class Cases:
 
 
 def cases_of(bucket: Bucket, eqn: Any, following: Sequence[Any]) -> Cases | None:
-    """The cases that begin with an equation; the first condition that holds counts.
+    """The cases that begin where a size is counted; the first condition that holds.
 
     A size that gets its value more than once has none: the second need not lie in the
     case of the first. That happens where JAX traces an inner program once for two calls
     and in the derivatives of `jax.checkpoint`.
     """
-    if eqn.primitive is not count_p or not bucket.may_have_cases:
-        return None
     conditions, size = eqn.params["specialize_on"], eqn.params["size"]
+    if not conditions or not bucket.may_have_cases:
+        return None
     name = str(size)
     is_fixed = str(bucket.size(size)) != name  # a check says what it is, or equals
-    is_again = name in bucket.again or name in counted(following)
-    if not conditions or is_fixed or is_again:
+    if is_fixed or name in bucket.again or name in counted(following):
         return None
     ranges, starts, numbers = _chosen(conditions, *bucket.ranges[name])
     return Cases(size, ranges, starts, numbers) if len(ranges) > 1 else None

@@ -18,7 +18,7 @@ from pliax.core.provenance import NOWHERE, equation_place
 from pliax.core.unbacked import count_p
 
 from . import rules
-from .cases import cases_of, in_cases
+from .cases import Cases, cases_of, in_cases
 from .layouts import Bucket, Padded, ScopeError, UnboundedSizeError
 from .rules import RULES, PaddingRefused, bind, refuse, sizes_of, static
 
@@ -65,24 +65,30 @@ def _run_from(
 
     for place, eqn in enumerate(jaxpr.eqns[start:], start):
         eqn = _with_integers(eqn)
-        if eqn.primitive is count_p and not bucket.recomputes:
+        is_birth = eqn.primitive is count_p
+        if is_birth and not bucket.recomputes:
             _refuse_second_value(bucket, eqn, env, jaxpr.eqns[place:], jaxpr.outvars)
         results = _results(bucket, eqn, [read(x) for x in eqn.invars])
         env.update(zip(eqn.outvars, results, strict=True))
-        following = jaxpr.eqns[place + 1 :]
-        if (cases := cases_of(bucket, eqn, following)) is not None:
-            sizes = [sizes_of(v) for v in jaxpr.outvars]
-
-            def rest(case: Bucket, start: int = place + 1) -> list[Padded]:
-                return _run_from(start, case, jaxpr, dict(env))
-
-            try:
-                return in_cases(bucket, cases, rest, sizes)
-            except PaddingRefused:
-                raise
-            except Exception as error:  # a mistake of ours, as in `_results`
-                raise refuse(eqn, str(error)) from error
+        if is_birth and (cases := cases_of(bucket, eqn, jaxpr.eqns[place + 1 :])):
+            return _in_cases(place, bucket, cases, jaxpr, env)
     return [read(x) for x in jaxpr.outvars]
+
+
+def _in_cases(
+    place: int, bucket: Bucket, cases: Cases, jaxpr: Any, env: dict[Any, Padded]
+) -> list[Padded]:
+    """What follows an equation, once for each case."""
+
+    def rest(case: Bucket) -> list[Padded]:
+        return _run_from(place + 1, case, jaxpr, dict(env))
+
+    try:
+        return in_cases(bucket, cases, rest, [sizes_of(v) for v in jaxpr.outvars])
+    except PaddingRefused:
+        raise
+    except Exception as error:  # a mistake of ours, as in `_results`
+        raise refuse(jaxpr.eqns[place], str(error)) from error
 
 
 def _refuse_second_value(
