@@ -307,6 +307,17 @@ def variables(size: Any) -> frozenset[str]:
     return frozenset(code(str(size)).co_names).difference(_INTEGERS)
 
 
+def is_remainder(size: Any) -> bool:
+    """Whether an expression is the remainder of a division: t % 8."""
+    return isinstance(size, Size) and _is_remainder(str(size))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _is_remainder(source: str) -> bool:
+    tree = ast.parse(source, mode="eval").body
+    return isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Mod)
+
+
 class Interval:
     """All integers from `low` to `high`, either of which may be infinite."""
 

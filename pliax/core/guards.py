@@ -12,7 +12,9 @@ right for symbolic dimensions which it calls different unless they are the same
 expression. So its `==` is answered that way and leaves no guard; if a trace then fails
 because two sizes that agree would have had to be equal, it is repeated with
 `unify=True`, where JAX's `==` is answered by the hints as well. With `split=True` it is
-answered by the hints either way, which tells all sizes apart that JAX does.
+answered by the hints either way, which tells all sizes apart that JAX does. A remainder
+is always answered by the hints, under a guard: whether a size is even selects what JAX
+computes (`jnp.fft.rfftfreq`, `jnp.packbits`), which symbolic dimensions get wrong.
 
 Each answer goes on record as a `Decision` (`decisions.py`).
 """
@@ -35,6 +37,7 @@ from .dims import (
     code,
     evaluate,
     is_inside,
+    is_remainder,
     substitute,
     variables,
 )
@@ -117,6 +120,7 @@ class Assumptions:
         self.constraints = tuple(constraints)
         self.unify = unify or split
         self.split = split
+        self.is_closed = False
         self.owner = owner
         self.guards: dict[str, Guard] = {}
         self.decisions: dict[Hashable, Decision] = {}
@@ -132,6 +136,7 @@ class Assumptions:
     def close(self) -> None:
         """Ends the trace: no later question is decided by the sizes of one call."""
         self.unify = self.split = False
+        self.is_closed = True
         self.counted.clear()
         self.symbols = {
             name: dataclasses.replace(symbol, hint=None)
@@ -217,7 +222,7 @@ class Assumptions:
             return answer
         if not is_from_jax:
             return condition
-        if relation in ("==", "!=") and not self._may_decide(a, b):
+        if relation in ("==", "!=") and not self._is_to_decide(a, b):
             return relation == "!="
         if asks_whether_windows_fit(frame) and not self.has_hints(condition):
             return relation == ">="  # from too small an array nothing is read
@@ -231,8 +236,10 @@ class Assumptions:
         if asked:
             raise ZeroDivisionError("integer division or modulo by zero")
 
-    def _may_decide(self, a: Any, b: Any) -> bool:
-        """Whether JAX may be told what two sizes are here: equal, or not."""
+    def _is_to_decide(self, a: Any, b: Any) -> bool:
+        """Whether JAX is told what two sizes are here: equal, or not."""
+        if is_remainder(a) or is_remainder(b):
+            return not self.is_closed
         if not self.unify or not self.has_hints(Condition("==", (a, b), self)):
             return False
         return self.split or evaluate(a, self.hints) == evaluate(b, self.hints)

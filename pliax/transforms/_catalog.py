@@ -259,6 +259,19 @@ class Catalog:
         family.entries.append(given_up)
         return given_up
 
+    def forget_failed(self, family: Family, sizes: tuple[int, ...]) -> None:
+        """Drops the entry of one call whose program plain JAX cannot trace either.
+
+        A call that is wrong in itself tells nothing about the sizes of others.
+        """
+        failed = [e for e in family.entries if e.trace is None and e.serves_only(sizes)]
+        if not failed:
+            return
+        family.entries = [e for e in family.entries if e not in failed]
+        family.calls.remove(sizes)
+        if all(e.refusal != family.refusal for e in family.entries):
+            family.refusal = None
+
     def _constraints(self) -> tuple[str, ...]:
         of_dims = (c for d in self.sizes.dims.values() for c in d.constraints)
         return (*self.options.constraints, *of_dims)

@@ -55,6 +55,10 @@ class Entry:
         holds = all(guard.holds(values) for guard in self.trace.guards)
         return values if holds else None
 
+    def serves_only(self, sizes: Sequence[int]) -> bool:
+        """Whether it is for these sizes and no others."""
+        return self.reading.wanted == tuple(sizes)
+
     def failed_guard(self, sizes: Sequence[int]) -> str | None:
         """The first guard that a call breaks."""
         values = self.reading.bind(sizes)

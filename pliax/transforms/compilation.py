@@ -232,7 +232,11 @@ class CompiledFunction(Dispatched):
             family, call.sizes, call.args, call.kwargs, (facts, self._all_facts())
         )
         call = dataclasses.replace(call, entry=entry, values=values, facts=facts)
-        return self._planned(family, call)
+        try:
+            return self._planned(family, call)
+        except Exception:
+            self._catalog.forget_failed(family, call.sizes)
+            raise
 
     def _planned(self, family: Family, call: _Call) -> Bound:
         """What serves a call of a known trace: padded, else exact, else JAX's own."""

@@ -293,3 +293,28 @@ def test_a_size_as_an_index_is_a_run_time_scalar():
     jaxpr = traced(lambda x: x[x.shape[0] // 2] * x.shape[0], assumptions, "b, 3")
     assert "dim_as_value" in str(jaxpr) and not assumptions.guards
     assert isinstance(assumptions.parse("b")[0], Size)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.fft.rfftfreq(x.shape[0]),
+        lambda x: jnp.fft.fftfreq(x.shape[0]),
+        lambda x: jnp.packbits(x > 0),
+        lambda x: jax.nn.glu(jnp.concatenate([x, x])),
+    ],
+    ids=["rfftfreq", "fftfreq", "packbits", "glu"],
+)
+def test_a_remainder_that_jax_asks_about_is_a_guard(function):
+    served = px.compile(function, dims={"x": "t"})
+    for n in (5, 8, 16, 7, 6, 24, 1):
+        x = jnp.cos(jnp.arange(n, dtype="float32"))
+        np.testing.assert_array_equal(served(x), function(x))
+    assert served.stats.traces <= 2
+
+
+def test_a_remainder_of_a_size_born_from_data_is_no_answer_to_jax():
+    with pytest.raises(UnknownSizeError, match="only the device knows"):
+        px.compile(lambda x: jnp.packbits(px.ragged.boolean_mask(x, x)))(
+            jnp.ones(16, bool)
+        )

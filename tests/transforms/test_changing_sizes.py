@@ -552,3 +552,22 @@ def test_threads_share_traces():
         thread.join()
     assert not failures and f.stats.traces == 1
     assert f.stats.calls == 80
+
+
+@pytest.mark.parametrize("options", [{"dims": {"x": "t"}}, {"dynamic": True}, {}])
+@pytest.mark.parametrize("first", [5, 8])
+def test_a_call_that_fails_tells_nothing_about_other_sizes(options, first):
+    def halves(x):
+        if x.shape[0] % 2:
+            raise ValueError("an odd length")
+        return x.reshape(2, -1).sum(axis=0)
+
+    served = px.compile(halves, **options)
+    for n in (first, 5, 8, 16, 7, 6, 24, 12):
+        if n % 2:
+            with pytest.raises(ValueError, match="an odd length"):
+                served(jnp.ones(n))
+        else:
+            np.testing.assert_array_equal(served(jnp.ones(n)), halves(jnp.ones(n)))
+    assert "size by size" not in served.explain()
+    assert len(served.traces) == 1

@@ -87,7 +87,7 @@ def subject(f):
     def draw(sizes, seed):
         return (np.arange(sizes["t"], dtype=np.float32),)
 
-    return outcomes.Subject("it", f, ("t",), draw, ({"t": 3}, {"t": 5}))
+    return outcomes.Subject("it", f, ("t",), draw, ({"t": 3}, {"t": 5}), draw)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@ The function is traced once for all sizes and run in a bucket at several of them
 kinds of poison in the padding. It is *padded* if its valid results are the same bits with
 either and those of plain JAX, *refused* or *size by size* if the transform, or JAX's trace,
 says why not. *wrong*, *dependent* (on the padding) and *crash* are mistakes of ours.
+
+Floats may differ by the order of additions. On inputs whose sums are exact in any order
+(`exact_sums.py`) they may not: there the same bits are asked for.
 """
 
 import contextlib
@@ -18,6 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from transforms.padding.checking import compiled, run_compiled
+from transforms.padding.exact_sums import sums_exactly
+from transforms.programs import Program
 
 import pliax as px
 from pliax.core.constraints import constraint
@@ -31,7 +36,6 @@ from pliax.transforms.tracing import NotSymbolicError, SymbolicTrace, trace
 PADDED, REFUSED, STATIC = "padded", "refused", "size by size"
 MISTAKES = WRONG, DEPENDENT, CRASH = "wrong", "dependent", "crash"
 FAILED_RULE = "its rule failed"  # how the interpreter reports an exception in a rule
-TOLERANCE = 2e-3  # float additions in another order, through inverses and roots
 Choice = Mapping[str, int]
 
 
@@ -45,8 +49,10 @@ class Subject:
         shapes: of each array, in `jax.export`'s notation.
         draw: the arrays for some sizes and a seed.
         choices: sizes to run it at; the first are those it is traced with.
+        draw_dyadic: arrays of small multiples of 1/8 in the same way.
         where: what is known of the sizes, as Python comparisons.
-        float_order: whether padding may change the order of float additions.
+        tolerance: by how much floats may differ from those of plain JAX, relatively and
+            absolutely, as additions come in another order; 0 asks for the same bits.
         settings: JAX's settings it needs, by their names in `jax.config`.
     """
 
@@ -55,8 +61,9 @@ class Subject:
     shapes: tuple[str, ...]
     draw: Callable[[Choice, int], tuple[Any, ...]]
     choices: tuple[Choice, ...]
+    draw_dyadic: Callable[[Choice, int], tuple[Any, ...]]
     where: tuple[str, ...] = ()
-    float_order: bool = True
+    tolerance: float = Program.tolerance
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -71,6 +78,7 @@ class Outcome:
         place: the line that asked for what cannot be padded; none where all is JAX's.
         served: whether `px.compile` gives plain JAX's results where it is not padded.
         sizes: how many choices of sizes were compared.
+        dyadic: whether that was done bit for bit on inputs whose sums are exact.
     """
 
     name: str
@@ -79,6 +87,7 @@ class Outcome:
     place: str = ""
     served: bool | None = None
     sizes: int = 0
+    dyadic: bool = False
 
 
 class _MistakeError(Exception):
@@ -96,8 +105,10 @@ def examine(subject: Subject, *, serve: bool = False) -> Outcome:
     """
     with settings(subject.settings):
         try:
-            count = _compare(subject, traced(subject))
-            return Outcome(subject.name, PADDED, sizes=count)
+            found = traced(subject)
+            is_exact = sums_exactly(found.jaxpr, found.consts)
+            count = _compare(subject, found, is_exact)
+            return Outcome(subject.name, PADDED, sizes=count, dyadic=is_exact)
         except (PaddingRefused, NotSymbolicError, ConstraintViolationError) as refusal:
             return _refused(subject, refusal, serve)
         except _MistakeError as mistake:
@@ -163,27 +174,30 @@ def bucket(subject: Subject) -> dict[str, tuple[int, int]]:
     return {n: (1, max(c[n] for c in subject.choices)) for n in subject.choices[0]}
 
 
-def _compare(subject: Subject, found: SymbolicTrace) -> int:
+def _compare(subject: Subject, found: SymbolicTrace, is_exact: bool) -> int:
     """At how many choices the padded results equal the plain ones."""
     ranges, count = bucket(subject), 0
     run = compiled(found, ranges)
     plain = jax.jit(subject.function)
     for sizes in subject.choices:
         if all(guard.holds(sizes) for guard in found.guards):
-            args = subject.draw(sizes, 1)
-            call = functools.partial(run_compiled, run, ranges, found, args, sizes)
-            one, other = (jax.tree.leaves(call(poison=kind)) for kind in (0, 1))
-            _require(subject, sizes, one, other, jax.tree.leaves(plain(*args)))
+            call = functools.partial(run_compiled, run, ranges, found)
+            draws = [(subject.draw, subject.tolerance)]
+            draws += [(subject.draw_dyadic, 0.0)] if is_exact else []
+            for draw, tolerance in draws:
+                args = draw(sizes, 1)
+                results = [call(args, sizes, poison=kind) for kind in (0, 1)]
+                one, other = map(jax.tree.leaves, results)
+                _require(sizes, one, other, jax.tree.leaves(plain(*args)), tolerance)
             count += 1
     return count
 
 
-def _require(subject: Subject, sizes: Choice, one: Any, other: Any, plain: Any) -> None:
+def _require(sizes: Choice, one: Any, other: Any, plain: Any, tolerance: float) -> None:
     if [*map(bits, one)] != [*map(bits, other)]:
         raise _MistakeError(DEPENDENT, sizes)
-    same = close if subject.float_order else equal
     for found, wanted in zip(one, plain, strict=True):
-        if not same(found, wanted):
+        if not close(found, wanted, tolerance):
             raise _MistakeError(WRONG, sizes, f"{found} is not {wanted}"[:400])
 
 
@@ -201,7 +215,7 @@ def is_served(subject: Subject) -> bool:
         free = px.compile(subject.function)
         found = jax.tree.leaves(free(*args))
     wanted = jax.tree.leaves(jax.jit(subject.function)(*args))
-    return all(map(close, found, wanted))
+    return all(map(close, found, wanted, [subject.tolerance] * len(wanted)))
 
 
 def with_names(f: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
@@ -235,11 +249,11 @@ def equal(found: Any, wanted: Any) -> bool:
     return bits(found) == bits(wanted)
 
 
-def close(found: Any, wanted: Any) -> bool:
-    """Equal up to the order of float additions, with NaN where NaN is."""
+def close(found: Any, wanted: Any, tolerance: float) -> bool:
+    """Equal but for the rounding of floats, with NaN where NaN is."""
     if (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
         return False
-    if not jnp.issubdtype(found.dtype, jnp.inexact):
+    if not tolerance or not jnp.issubdtype(found.dtype, jnp.inexact):
         return equal(found, wanted)
     found, wanted = (np.asarray(x).astype(np.complex128) for x in (found, wanted))
-    return np.allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+    return np.allclose(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)

@@ -24,14 +24,15 @@ class Program:
     """A small JAX function whose arrays have sizes named by letters.
 
     ``where`` holds what JAX itself asks of the sizes, as Python comparisons.
-    ``float_order`` is False where padding may not change a single bit of the result.
+    ``tolerance`` is by how much floats may differ from those of plain JAX, relatively
+    and absolutely; 0 where padding may not change a single bit of the result.
     """
 
     name: str
     function: Callable[..., Any]
     arguments: tuple[Argument, ...]
     where: tuple[str, ...] = ()
-    float_order: bool = True
+    tolerance: float = 2e-3  # additions in another order, through inverses and roots
 
     def __repr__(self) -> str:
         return self.name
@@ -67,10 +68,12 @@ def program(
     *arguments: str,
     where: str | tuple[str, ...] = (),
     exact: bool = False,
+    tolerance: float = Program.tolerance,
 ) -> Program:
     """A program from the short spelling; ``exact`` says that no float is accumulated."""
     where = (where,) if isinstance(where, str) else where
-    return Program(name, function, tuple(map(argument, arguments)), where, not exact)
+    tolerance = 0.0 if exact else tolerance
+    return Program(name, function, tuple(map(argument, arguments)), where, tolerance)
 
 
 def named(

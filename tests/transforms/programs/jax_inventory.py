@@ -102,6 +102,7 @@ def subject_of(harness: Any) -> Subject:
         shapes=texts,
         draw=functools.partial(_draw, harness, shapes),
         choices=choices(harness, shapes),
+        draw_dyadic=functools.partial(_draw, harness, shapes),
         where=tuple(
             c for c in harness.symbolic_constraints if any(map(str.isalpha, c))
         ),

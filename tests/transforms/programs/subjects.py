@@ -7,7 +7,10 @@ from ._program import Program
 
 
 BUCKET = 16
-SIZES = ((5, 7, 6), (16, 13, 11), (1, 2, 3), (15, 16, 12))  # then whatever `where` asks
+SIZES = (
+    *((5, 7, 6), (16, 13, 11), (1, 2, 3), (15, 16, 12)),
+    *((6, 6, 6), (3, 3, 3), (8, 4, 2)),  # equal to each other, or to a constant
+)  # then whatever `where` asks
 OTHERS = (12, 11, 8, 7, 6, 5, 4, 3, 2, 1, 16, 24)
 
 
@@ -19,8 +22,11 @@ def subject_of(program: Program) -> Subject:
         shapes=tuple(argument.shape for argument in program.arguments),
         draw=lambda sizes, seed: make_arguments(program, dict(sizes), seed),
         choices=choices(program),
+        draw_dyadic=lambda sizes, seed: make_arguments(
+            program, dict(sizes), seed, dyadic=True
+        ),
         where=program.where,
-        float_order=program.float_order,
+        tolerance=program.tolerance,
     )
 
 
