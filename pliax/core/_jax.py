@@ -13,6 +13,7 @@ from typing import Any
 from jax._src import (
     config as _config,
     core as _core,
+    dispatch as _dispatch,
     dtypes as _dtypes,
     mesh as _mesh,
     source_info_util as _source_info_util,
@@ -173,6 +174,10 @@ class _Changed:
 def sort_orders() -> dict[str, Callable[..., Any]]:
     """The orders in which JAX sorts, NaN last: less, and less or equal."""
     return {"lt": _lax._sort_lt_comparator, "le": _lax._sort_le_comparator}
+
+
+# Under this name `jax.monitoring` tells the seconds of each executable that XLA builds.
+compile_event = _dispatch.BACKEND_COMPILE_EVENT
 
 
 def cache_size(jitted: Any) -> Callable[[], int]:

@@ -8,7 +8,9 @@ takes 4 us for a call with two arrays, of which two Python calls are a tenth.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+import re
+from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -17,13 +19,14 @@ import jax
 from pliax.core._jax import no_trace, trace_state
 
 from ._buffers import Unlike
+from ._builds import builds
 from ._execution import Unvetted
 from ._families import Position
 
 
 _LIMIT = 4096  # exact sizes remembered for one form
+_FEW = 8  # arguments that have parameters of their own
 _FORMS = 8  # the latest, that are told apart in one expression
-_LEAST = 5e-4  # seconds: no executable is built in less; asking takes 0.1 us
 
 
 @dataclasses.dataclass(eq=False)
@@ -46,9 +49,12 @@ class Form:
     @property
     def sizes(self) -> str:
         """The expression of what the table is asked for."""
-        if len(self.accessors) == 1:
-            return min(self.accessors)
-        return f"({''.join(f'{a}, ' for a in sorted(self.accessors))})"
+        return _together(self.accessors)
+
+    @property
+    def is_by_position(self) -> bool:
+        """Whether its calls have a few arguments, and none by name."""
+        return 0 < self.count <= _FEW and not self.names
 
     @property
     def condition(self) -> str:
@@ -69,20 +75,28 @@ class Form:
             self.table.clear()
 
 
-class Dispatched:
-    """An object that is called by a function of its own.
+def _together(accessors: Collection[str]) -> str:
+    """One expression of several; the value itself where there is one."""
+    if len(accessors) == 1:
+        return min(accessors)
+    return f"({''.join(f'{text}, ' for text in sorted(accessors))})"
 
-    Python looks for `__call__` in the type. There it finds the slot, which holds each
-    object's own, 0.2 us sooner than a method would call it. So ``type(f).__call__`` is
-    no function, and ``f.__call__`` is what it is at that time.
+
+class Dispatched(functools.partial):
+    """An object whose calls go to a function of its own, which may be replaced.
+
+    Python calls a `functools.partial` as directly as a function. To call an object of
+    another class takes 0.2 us more, and ``jax.jit`` takes 4 us for two arrays in all.
     """
 
-    __slots__ = ("__call__",)
-    __call__: Callable[..., Any]
+    def dispatch_by(self, function: Callable[..., Any]) -> None:
+        """Hands calls to a function from now on."""
+        state = function, (), {}, self.__dict__
+        self.__setstate__(state)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 _SOURCE = """
-def __call__(*args, **kwargs):
+def __call__({parameters}):
     {mark}
     try:
         try:
@@ -91,24 +105,20 @@ def __call__(*args, **kwargs):
             bound = None
         if bound is not None:
             try:
-                start = perf_counter()
-                if bound.fits:
-                    run = bound.run
-                    result = run(*args, **kwargs) if kwargs else run(*args)
+                before, calls = builds.count, bound.calls
+                if bound.fits and calls.short & 15:
+                    result = {call}
                 else:
-                    result = bound(args, kwargs)
-                seconds = perf_counter() - start
-                if seconds > least and bound.plan.size() != bound.plan.built:
-                    seconds -= grown(bound, args, kwargs, seconds)
-                calls = bound.calls
-                calls.count += 1
-                calls.seconds += seconds
+                    result = timed(bound, {args}, kwargs)
+                if builds.count != before:
+                    grown(bound, {args}, kwargs)
+                calls.short += 1
                 return result
             except (Unvetted, Unlike, TypeError):  # the sizes agree, something else not
                 pass
-        return unknown(args, kwargs)
+        return unknown({args}, kwargs)
     except RuntimeError as error:
-        failed(error, args, kwargs)
+        failed(error, {args}, kwargs)
         raise
 """
 
@@ -120,29 +130,76 @@ def dispatcher(forms: Sequence[Form], **ways: Any) -> Callable[..., Any]:
         forms: the forms seen so far.
         ways: what it hands calls to: `mark`, which wraps static arguments (None where
           there are none), `unknown` for what no form knows, `grown` for calls in which
-          JAX may have built an executable, and `failed` for errors.
+          XLA built an executable, and `failed` for errors.
     """
+    forms = forms[-_FORMS:]
+    tables = {f"table{i}": form.table for i, form in enumerate(forms)}
+    if ways["mark"] is None and len(forms) == 1 and forms[0].is_by_position:
+        parts = _by_position(*forms)
+    else:
+        parts = _in_general(forms)
     mark = "args, kwargs = mark(args, kwargs)" if ways["mark"] else ""
-    search = "None"
-    for i, form in enumerate(forms[-_FORMS:]):
-        search = f"(table{i}[{form.sizes}] if {form.condition} else {search})"
-    names: dict[str, Any] = (
-        {f"table{i}": form.table for i, form in enumerate(forms[-_FORMS:])}
-        | _NAMES
-        | ways
-    )
-    source = _SOURCE.format(mark=mark, search=search)
+    source = _SOURCE.format(mark=mark, **parts)
+    names: dict[str, Any] = tables | _NAMES | ways
     exec(compile(source, f"{__file__} (generated)", "exec"), names)
     return names["__call__"]
+
+
+def _in_general(forms: Sequence[Form]) -> dict[str, str]:
+    """The parts of a function that tells any forms apart."""
+    search = "None"
+    for i, form in enumerate(forms):
+        search = f"(table{i}[{form.sizes}] if {form.condition} else {search})"
+    run = "bound.run"
+    return {
+        "parameters": "*args, **kwargs",
+        "search": search,
+        "call": f"({run}(*args, **kwargs) if kwargs else {run}(*args))",
+        "args": "args",
+    }
+
+
+def _by_position(form: Form) -> dict[str, str]:
+    """The parts of one for a few positional arguments: 0.1 us without their tuple."""
+    names = [f"a{i}" for i in range(form.count)]
+    condition = f"{names[-1]} is not missing and not rest and not kwargs"
+    named = [re.sub(r"^args\[(\d+)\]", r"a\1", text) for text in form.accessors]
+    listed = ", ".join(names)
+    return {
+        "parameters": f"{'=missing, '.join(names)}=missing, /, *rest, **kwargs",
+        "search": f"(table0[{_together(named)}] if {condition} else None)",
+        "call": f"bound.run({listed})",
+        "args": f"given({listed}, *rest)",
+    }
+
+
+_MISSING = object()
+
+
+def _given(*args: Any) -> tuple[Any, ...]:
+    """The arguments that a call has."""
+    return tuple(x for x in args if x is not _MISSING)
+
+
+def timed(bound: Any, args: tuple, kwargs: dict) -> Any:
+    """The results of a call, whose seconds count where XLA built nothing in it."""
+    before, start = builds.count, perf_counter()
+    results = bound(args, kwargs)
+    if builds.count == before:
+        bound.calls.short_seconds += perf_counter() - start
+        bound.calls.timed += 1
+    return results
 
 
 _NAMES = {
     "__name__": __name__,  # by which the user's line is told from ours
     "Unlike": Unlike,
     "Unvetted": Unvetted,
-    "least": _LEAST,
+    "builds": builds,
+    "given": _given,
+    "missing": _MISSING,
     "no_trace": no_trace,
-    "perf_counter": perf_counter,
+    "timed": timed,
     "trace_state": trace_state,
 }
 

@@ -38,6 +38,7 @@ from ._arguments import (
     read_parameters,
     unmark_static,
 )
+from ._builds import builds
 from ._catalog import Catalog, RecompileLimitError as RecompileLimitError
 from ._decisions import function_name, read_decisions
 from ._dispatch import Dispatched, Form, accessor, dispatcher
@@ -122,23 +123,24 @@ class CompiledFunction(Dispatched):
 
     # --- the short way ----------------------------------------------------------------
 
-    def _notice(self, bound: Bound, args: tuple, kwargs: dict, seconds: float) -> float:
+    def _notice(self, bound: Bound, args: tuple, kwargs: dict) -> None:
         """Counts an executable that JAX built for itself: one trace, placed anew."""
         plan = bound.plan
+        if plan.size() == plan.built:  # it was built for somebody else
+            return
         plan.built = plan.size()
         leaves, structure = jax.tree_util.tree_flatten((args, kwargs))
         key = (structure, call_context(), tuple(map(kind, leaves)))
         sizes = sizes_of_leaves(leaves)
         if (key, sizes) in self._known:
-            return 0.0
+            return
         self._known[key, sizes] = bound
         facts = self._facts(args, kwargs)
         with self._ledger.building(plan.group) as tally:
-            tally.add(compilations=1, compile_seconds=seconds)
+            tally.add(compilations=1, compile_seconds=builds.seconds)
         reason = explain_miss(facts, self._all_facts())
         tell_executable(self._parameters.owner, plan.group, reason)
         self._noticed.append(Plan(plan.entry, {}, plan.group, reason, facts, tally))
-        return seconds
 
     def _remember(self, args: tuple, kwargs: dict, bound: Bound) -> None:
         """Lets the short way find this plan."""
@@ -173,7 +175,8 @@ class CompiledFunction(Dispatched):
             grown=self._notice,
             failed=lambda error, *call: note_deleted(error, parameters, donated, *call),
         )
-        object.__setattr__(self, "__call__", dispatch)
+        dispatch.__wrapped__ = self.__wrapped__  # for JAX, which names the function
+        self.dispatch_by(dispatch)
 
     # --- the long way -----------------------------------------------------------------
 

@@ -1014,3 +1014,40 @@ def test_calls_of_every_form_find_their_own_executables():
         built.append(compiled.stats.compilations)
     assert built[0] == built[-1]
     assert compiled.stats.calls == 36
+
+
+def test_an_executable_for_another_device_is_counted_in_whatever_call_it_is_built():
+    for before in (1, 2, 5, 16, 17, 18, 40):
+        f = px_compile(lambda x: x + 1)
+        for _ in range(before):
+            f(ones(3))
+        assert f.stats.compilations == 1
+        f(jax.device_put(ones(3), jax.devices()[1]))
+        assert (f.stats.calls, f.stats.compilations) == (before + 1, 2)
+        assert f.stats.traces == 1 and 0 < f.stats.call_seconds < 1
+
+
+def test_a_partial_of_a_compiled_function_finds_what_it_learns_later():
+    f = px_compile(lambda x, k: x.sum() * k)
+    doubled = functools.partial(f, k=2)
+    for n in (3, 4, 5, 6, 3):
+        assert doubled(ones(n)) == 2 * n
+    assert doubled.func is f and inspect.unwrap(f) is f.__wrapped__
+    assert f.stats.calls == 5 and f.stats.traces == 2
+
+
+@pytest.mark.parametrize("count", [1, 8, 9])
+def test_wrong_numbers_of_arguments_are_told_as_jax_tells_them(count):
+    names = [f"x{i}" for i in range(count)]
+    f = eval(f"lambda {', '.join(names)}: {' + '.join(names)}")
+    compiled, args = px_compile(f), [ones(3)] * count
+    compiled(*args)
+    assert (compiled(*args) == count).all()
+    for wrong in (args[1:], [*args, ones(3)]):
+        with pytest.raises(TypeError) as expected:
+            jax.jit(f)(*wrong)
+        with pytest.raises(TypeError, match=re.escape(str(expected.value))):
+            compiled(*wrong)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'a0'"):
+        compiled(*args, a0=1)
+    assert (compiled(*args) == count).all()

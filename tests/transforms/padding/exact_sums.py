@@ -3,8 +3,9 @@
     sums_exactly : jaxpr of arrays of small multiples of 1/8 -> bool
 
 Such floats have few digits. A sum of them, or of products of two, is exact, and so is
-whatever only moves or compares it. One division or root, after which nothing is
-computed, rounds the same number the same way. Of everything else nothing is said.
+whatever only moves or compares it. A root, after which nothing is
+computed, rounds the same number the same way. Of everything else nothing is said: XLA
+divides by a constant in another way than by a size.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ _PRODUCTS = {
 }
 _SUMS = {"add", "add_any", "sub", "reduce_sum", "cumsum", "scatter-add"}
 _SUMS |= {"reduce_window_sum", "segment_sum", "select_and_scatter_add"}
-_CORRECTLY_ROUNDED = {"div", "sqrt"}
+_CORRECTLY_ROUNDED = {"sqrt"}
 _MOVES = (
     "abs and argmax argmin bitcast_convert_type broadcast_in_dim ceil clamp complex "
     "concatenate conj convert_element_type copy copy_p cummax cummin dim_as_value "
