@@ -5,11 +5,13 @@ here works on jax 0.11.2 and the newest release; when a release moves an interna
 this file is the one that changes.
 """
 
+import functools
 import operator
 import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax._src import (
     config as _config,
     core as _core,
@@ -176,6 +178,17 @@ def sort_orders() -> dict[str, Callable[..., Any]]:
     return {"lt": _lax._sort_lt_comparator, "le": _lax._sort_le_comparator}
 
 
+def weakly_typed_as(x: Any, aval: Any) -> Any:
+    """An array whose type gives way to others, as a Python number's, where aval's does.
+
+    Random keys have no such types.
+    """
+    weak_type = getattr(aval, "weak_type", False)
+    if getattr(_core.typeof(x), "weak_type", weak_type) == weak_type:
+        return x
+    return _lax._convert_element_type(x, aval.dtype, weak_type=weak_type)
+
+
 # Under this name `jax.monitoring` tells the seconds of each executable that XLA builds.
 compile_event = _dispatch.BACKEND_COMPILE_EVENT
 
@@ -204,6 +217,43 @@ _WINDOWS = {
 def asks_whether_windows_fit(frame: types.FrameType) -> bool:
     """Whether a frame compares the size of an array with that of a window to read."""
     return frame.f_code in _WINDOWS
+
+
+def equiv_by_size(kind: type) -> None:
+    """Has jnp.array_equiv broadcast first, whose error it takes for False."""
+    equiv = _lax_numpy.array_equiv
+
+    @functools.wraps(equiv)
+    def array_equiv(a1: Any, a2: Any) -> Any:
+        if kind in map(type, (*jnp.shape(a1), *jnp.shape(a2))):
+            a1, a2 = jnp.broadcast_arrays(a1, a2)
+        return equiv(a1, a2)
+
+    _lax_numpy.array_equiv = jnp.array_equiv = array_equiv
+
+
+_LIBRARY = ("jax._src.numpy.", "jax._src.scipy.", "jax._src.nn.", "jax._src.image.")
+_LIBRARY += ("jax._src.random.", "jax.numpy", "jax.scipy", "jax.nn", "jax.experimental")
+_RIGHT_EITHER_WAY = {  # they tell a short way, or broadcasting, from what is as good
+    "_fftconvolve_unbatched",
+    "_rsf2csf_2d",
+    "det",
+    "diagonal",
+    "slogdet",
+    "trapezoid",
+    "vectorize",
+}
+
+
+def may_call_equal_sizes_different(frame: types.FrameType) -> bool:
+    """Whether JAX's code in a frame is right also where equal sizes are not known so.
+
+    The rules of its primitives are written for symbolic dimensions: they stop where
+    sizes have to be equal. Its library over them is not: `jnp.array_equal` says False.
+    """
+    name = frame.f_globals.get("__name__", "")
+    function = frame.f_code.co_qualname.partition(".")[0]
+    return not name.startswith(_LIBRARY) or function in _RIGHT_EITHER_WAY
 
 
 def extreme_of_dimensions(kind: str, a: Any, b: Any) -> Any:

@@ -57,9 +57,13 @@ class Size:
         return _arithmetic(operator.sub, other, self)
 
     def __mul__(self, other: Any) -> Any:
+        if isinstance(other, _SEQUENCES):  # repeated
+            return other * operator.index(self)
         return _arithmetic(operator.mul, self, other)
 
     def __rmul__(self, other: Any) -> Any:
+        if isinstance(other, _SEQUENCES):
+            return self * other
         return _arithmetic(operator.mul, other, self)
 
     def __floordiv__(self, other: Any) -> Any:
@@ -214,6 +218,7 @@ def _divides_negatively(divisor: Any, size: Size) -> bool:
     return isinstance(rest, int) and rest == 0
 
 
+_SEQUENCES = (list, tuple, str, bytes)
 _DIVISIONS = (operator.floordiv, operator.mod)
 
 

@@ -12,9 +12,12 @@ right for symbolic dimensions which it calls different unless they are the same
 expression. So its `==` is answered that way and leaves no guard; if a trace then fails
 because two sizes that agree would have had to be equal, it is repeated with
 `unify=True`, where JAX's `==` is answered by the hints as well. With `split=True` it is
-answered by the hints either way, which tells all sizes apart that JAX does. A remainder
-is always answered by the hints, under a guard: whether a size is even selects what JAX
-computes (`jnp.fft.rfftfreq`, `jnp.packbits`), which symbolic dimensions get wrong.
+answered by the hints either way, which tells all sizes apart that JAX does.
+
+Where JAX computes something else for equal sizes, its symbolic dimensions are wrong.
+So the hints answer, under a guard, for remainders (`jnp.fft.rfftfreq` tells odd from
+even) and wherever JAX's library asks (`jnp.array_equal`), but for a few functions that
+are known to be right either way.
 
 Each answer goes on record as a `Decision` (`decisions.py`).
 """
@@ -26,7 +29,11 @@ from typing import Any
 
 import jax
 
-from ._jax import asks_whether_windows_fit, extreme_of_dimensions
+from ._jax import (
+    asks_whether_windows_fit,
+    extreme_of_dimensions,
+    may_call_equal_sizes_different,
+)
 from .callers import hashes_harmlessly
 from .conditions import Condition, opposite, proven, remaining
 from .config import dynamic_log, guards_log
@@ -48,8 +55,11 @@ class ConstraintViolationError(ValueError):
     """A size that was declared dynamic turned out to be fixed by the program."""
 
 
-class UnknownSizeError(ValueError):
-    """A question about a size that only the device knows."""
+class UnknownSizeError(ValueError, TypeError):
+    """A question about a size that only the device knows.
+
+    Also a TypeError, which JAX expects of what is no integer.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +131,7 @@ class Assumptions:
         self.unify = unify or split
         self.split = split
         self.is_closed = False
+        self.violation: ConstraintViolationError | None = None  # JAX may swallow it
         self.owner = owner
         self.guards: dict[str, Guard] = {}
         self.decisions: dict[Hashable, Decision] = {}
@@ -222,8 +233,11 @@ class Assumptions:
             return answer
         if not is_from_jax:
             return condition
-        if relation in ("==", "!=") and not self._is_to_decide(a, b):
-            return relation == "!="
+        if relation in ("==", "!="):
+            if self._must_know(a, b, frame):
+                return self.decide(condition, frame, may_collapse=True)
+            if not self._is_to_decide(a, b):
+                return relation == "!="
         if asks_whether_windows_fit(frame) and not self.has_hints(condition):
             return relation == ">="  # from too small an array nothing is read
         return self.decide(condition, frame)
@@ -236,10 +250,14 @@ class Assumptions:
         if asked:
             raise ZeroDivisionError("integer division or modulo by zero")
 
+    def _must_know(self, a: Any, b: Any, frame: FrameType) -> bool:
+        """Whether JAX goes on otherwise where two sizes are equal, and is right to."""
+        is_about_parity = is_remainder(a) or is_remainder(b)
+        goes_on = is_about_parity or not may_call_equal_sizes_different(frame)
+        return goes_on and not self.is_closed
+
     def _is_to_decide(self, a: Any, b: Any) -> bool:
-        """Whether JAX is told what two sizes are here: equal, or not."""
-        if is_remainder(a) or is_remainder(b):
-            return not self.is_closed
+        """Whether JAX may be told what two sizes are here: equal, or not."""
         if not self.unify or not self.has_hints(Condition("==", (a, b), self)):
             return False
         return self.split or evaluate(a, self.hints) == evaluate(b, self.hints)
@@ -250,15 +268,25 @@ class Assumptions:
         answer = self._is_zero(key[1]) if key[0] == "==" else self._at_least(key[1])
         return None if answer is None else answer == positive
 
-    def decide(self, condition: Condition, frame: FrameType) -> bool:
-        """The truth of a condition for the sizes at hand, which becomes a guard."""
+    def decide(
+        self, condition: Condition, frame: FrameType, *, may_collapse: bool = False
+    ) -> bool:
+        """The truth of a condition for the sizes at hand, which becomes a guard.
+
+        Args:
+            condition: the question.
+            frame: who asks.
+            may_collapse: whether the trace may be for one value of a declared size,
+                as another trace will be for all others.
+        """
         answer, decided = proven(condition), None
         if answer is None:
             decided = remaining(condition)
             self._require_hints(decided, frame)
             values = {"max": max, "min": min, **self.hints}
             answer = bool(eval(code(str(decided)), {"__builtins__": {}}, values))
-            self._guard(decided if answer else opposite(decided), frame, "")
+            found = decided if answer else opposite(decided)
+            self._guard(found, frame, "", may_collapse)
         self.record(condition, answer, frame, decided)
         return answer
 
@@ -345,9 +373,10 @@ class Assumptions:
 
     def as_integer(self, size: Size, use: str, frame: FrameType) -> int:
         """The value of a size that the program needs as a Python integer."""
-        if is_inside(frame):
+        is_unknown = bool(variables(size) - self.hints.keys())
+        if is_inside(frame) and (self.is_closed or not is_unknown):
             raise TypeError(f"the size {size} has no value while it is traced")
-        if variables(size) - self.hints.keys():
+        if is_unknown:
             raise UnknownSizeError(
                 f"{self.owner}: the program needs the value of {size} ({use}), but "
                 f"{self._unknown(variables(size))}.\n  at {user_place(frame)}\n"
@@ -414,10 +443,16 @@ class Assumptions:
         name = min(names - self.hints.keys())
         return f"only the device knows {name} ({self.symbols[name].origin})"
 
-    def _guard(self, condition: Condition, frame: FrameType, reason: str) -> None:
+    def _guard(
+        self,
+        condition: Condition,
+        frame: FrameType,
+        reason: str,
+        may_collapse: bool = False,
+    ) -> None:
         place = user_place(frame)
         for part in _conjuncts(condition):
-            self._learn(part, place)
+            self._learn(part, place, may_collapse)
         text = str(condition)
         if text not in self.guards:
             self.guards[text] = Guard(text, place, reason)
@@ -429,7 +464,9 @@ class Assumptions:
         for part in _conjuncts(condition):
             self._learn(part, place)
 
-    def _learn(self, condition: Condition, place: Place) -> None:
+    def _learn(
+        self, condition: Condition, place: Place, may_collapse: bool = False
+    ) -> None:
         """What follows from a comparison that holds."""
         a, b = condition.parts
         key, positive = self._question(a, condition.operation, b)
@@ -440,7 +477,8 @@ class Assumptions:
             self._narrow(key[1])
             self._narrow(-key[1])
         if condition.operation == "==":
-            self._refuse_collapse(a, b, place)
+            if not may_collapse:
+                self._refuse_collapse(a, b, place)
             self.equalities.append((a, b))
 
     def _refuse_collapse(self, a: Any, b: Any, place: Place) -> None:
@@ -454,13 +492,14 @@ class Assumptions:
             return
         symbol = self.symbols[strong[0]]
         fix = self._fix(a, b, strong)
-        raise ConstraintViolationError(
+        self.violation = ConstraintViolationError(
             f"{self.owner}: {symbol.name!r} ({symbol.origin} = {symbol.hint}) was "
             f"declared dynamic, but the program needs {a} == {b}.\n"
             f"  at {place}\n"
             f'Suggested fix: declare "{fix}", or let the program work for any '
             f"{symbol.name}."
         )
+        raise self.violation
 
     def _tell_collapse(
         self, a: Any, b: Any, names: Sequence[str], place: Place

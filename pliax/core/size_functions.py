@@ -13,7 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ._jax import concrete_by_size, search_by_size, shuffle_by_size, sort_orders
+from ._jax import (
+    concrete_by_size,
+    equiv_by_size,
+    search_by_size,
+    shuffle_by_size,
+    sort_orders,
+)
 from .dims import Size
 
 
@@ -71,3 +77,4 @@ _MOST = (1625, 2642245)
 search_by_size(Size, searched)
 shuffle_by_size(Size, shuffled)
 concrete_by_size(Size)
+equiv_by_size(Size)

@@ -94,7 +94,7 @@ def _by_device(change: Callable[..., Any], x: jax.Array, shape: tuple[int, ...])
 
 def _is_on_host(x: jax.Array) -> bool:
     """Whether NumPy can read an array in place, or cheaply."""
-    if x.weak_type or jnp.issubdtype(x.dtype, jax.dtypes.extended):
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended) or x.weak_type:
         return False
     return x.nbytes <= _readable(x.sharding)
 

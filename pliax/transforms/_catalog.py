@@ -298,6 +298,9 @@ class Catalog:
             elif name in spread:
                 ranges[name] = value, value
                 tell_bucket(owner, name, value, value, "its axis is divided by devices")
+            elif entry.reading.may_be_negative(name):
+                ranges[name] = value, value
+                tell_bucket(owner, name, value, value, "it may be negative")
             else:
                 ranges[name] = self.buckets.interval(symbol, value)
                 why = functools.partial(self.buckets.why, symbol, value)

@@ -20,7 +20,7 @@ from ._buffers import Padding, cut_array, padded, places
 from ._donation import delete
 from ._families import Reading
 from ._ledger import Calls
-from .padding.interpreter import run
+from .padding.interpreter import arrays_of, run
 from .padding.layouts import Bucket, Padded, UnboundedSizeError
 from .tracing import SymbolicTrace
 
@@ -162,7 +162,7 @@ class Plan:
         bucket, trace = self.bucket(values), entry.trace
         arrays = _inputs(bucket, trace, leaves)
         results = run(bucket, trace.jaxpr, trace.consts, arrays)
-        data = [bucket.simplified(x).data for x in results]
+        data = arrays_of(bucket, trace.jaxpr, results)
         result = jax.tree.unflatten(trace.out_tree, data)
         self.checks, held = bucket.checked()
         return (result, held) if self.is_checked else result

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pliax.core.dims import evaluate_text
-from pliax.core.guards import Symbol
+from pliax.core.guards import LARGEST, Symbol
 
 from ._deciding import (
     OFFSETS,
@@ -56,10 +56,11 @@ class Reading:
         return found if self._are_in_range(found) else None
 
     def _are_in_range(self, values: Mapping[str, int]) -> bool:
-        return all(
-            s.low <= values[s.name] and (s.high is None or values[s.name] <= s.high)
-            for s in self.symbols
-        )
+        return all(s.low <= values[s.name] <= (s.high or LARGEST) for s in self.symbols)
+
+    def may_be_negative(self, name: str) -> bool:
+        """Whether a name stands for a Python integer, moved by 2^30."""
+        return f"{name} - {OFFSETS[True]}" in self.wanted
 
     def shape(self, leaf: int) -> tuple[int | str, ...]:
         """The sizes of one array."""
@@ -96,7 +97,7 @@ class Family:
     def read(self, sizes: Sequence[int]) -> Reading:
         """A reading for a call that none of the earlier readings fits."""
         self.calls.append(tuple(sizes))
-        if self.refusal is not None:
+        if self.refusal is not None or self._has_empty(sizes):
             return self.constant(sizes)
         histories = list(zip(*self.calls, strict=True))
         wanted: list[int | str] = []
@@ -116,6 +117,11 @@ class Family:
             else:
                 wanted.append(self._symbol(position, history, names, symbols))
         return self._with_hints(wanted, symbols, sizes)
+
+    def _has_empty(self, sizes: Sequence[int]) -> bool:
+        """Whether an axis that `dims` names has no elements: a case of its own."""
+        pairs = zip(self.positions, sizes, strict=True)
+        return any(n == 0 and p in self.declared.names for p, n in pairs)
 
     def constant(self, sizes: Sequence[int]) -> Reading:
         """A reading that takes every size for a constant."""

@@ -16,7 +16,7 @@ from jax import lax
 from pliax.core.unbacked import with_unbacked
 
 from ._families import is_integer
-from .padding.interpreter import run
+from .padding.interpreter import arrays_of, run
 from .padding.layouts import Bucket
 from .padding.rules import PaddingRefused
 from .tracing import NotSymbolicError, trace
@@ -58,7 +58,7 @@ def _padded(f: Callable[..., Any], owner: str) -> Callable[..., Any]:
             reason = "inside another transformation nobody can raise what it checks"
             text, _ = bucket.checks[0]
             raise PaddingRefused("check", f"{reason} at run time ({text})")
-        data = [bucket.simplified(x).data for x in results]
+        data = arrays_of(bucket, found.jaxpr, results)
         return jax.tree.unflatten(found.out_tree, data)
 
     return call

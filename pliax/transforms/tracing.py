@@ -228,6 +228,8 @@ def trace_under(
 
     with tracing_context(assumptions):
         closed = jax.make_jaxpr(flat)(*(leaves[i] for i in inputs))
+    if assumptions.violation is not None:  # somebody caught it and went on
+        raise assumptions.violation
     assumptions.close()
     return SymbolicTrace(
         jaxpr=_without_unused(closed.jaxpr, assumptions),

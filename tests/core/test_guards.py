@@ -313,6 +313,61 @@ def test_a_remainder_that_jax_asks_about_is_a_guard(function):
     assert served.stats.traces <= 2
 
 
+@pytest.mark.parametrize("options", [{"dims": {"x": "b", "y": "t"}}, {"dynamic": True}])
+def test_sizes_that_jax_finds_different_are_so_by_a_guard(options):
+    served = px.compile(lambda x, y: jnp.array_equal(x, y), **options)
+    for b, t in ((4, 5), (4, 4), (7, 7), (1, 1), (5, 4)):
+        assert served(jnp.ones(b), jnp.ones(t)) == (b == t)
+        assert served(jnp.ones(b), 1 + jnp.ones(b)) == False  # noqa: E712
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.linspace(0, 1, x.shape[0]),
+        lambda x: jnp.linspace(0, 1, x.shape[0] // 2, endpoint=False),
+        lambda x: jnp.pad(x, (0, x.shape[0] // 2), mode="linear_ramp"),
+        lambda x: jax.grad(jnp.linalg.det)(jnp.diag(x + 1.0)),
+    ],
+    ids=["linspace", "linspace of half", "linear_ramp", "gradient of det"],
+)
+@pytest.mark.parametrize("options", [{"dims": {"x": "t"}}, {"dynamic": True}, {}])
+def test_a_size_of_one_that_jax_asks_about_is_a_guard_and_no_error(function, options):
+    served = px.compile(function, **options)
+    for n in (7, 5, 1, 3, 2, 8):
+        x = jnp.cos(jnp.arange(n, dtype="float32"))
+        found, wanted = served(x), function(x)
+        assert found.shape == wanted.shape
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_sequence_repeated_by_a_size_needs_its_value():
+    served = px.compile(lambda x: x + jnp.array([1.0] * x.shape[0]))
+    for n in (3, 4, 5):
+        np.testing.assert_array_equal(served(jnp.ones(n)), 2 * np.ones(n))
+    with pytest.raises(ConstraintViolationError, match="needs t == 3"):
+        px.compile(lambda x: x.shape[0] * (1.0,), dims={"x": "t"})(jnp.ones(3))
+
+
+@pytest.mark.parametrize("sizes", [(1, 5), (5, 1), (4, 4), (1, 1)])
+def test_a_violation_is_an_error_also_where_somebody_catches_it(sizes):
+    def broadcast(x, y):  # JAX tries its cache first, and swallows what is raised there
+        return sum(jnp.broadcast_arrays(x, y))
+
+    def careless(x, y):
+        try:
+            return x + y
+        except ValueError:
+            return x
+
+    x, y = (jnp.ones(n) for n in sizes)
+    for f in (broadcast, careless):
+        served = px.compile(f, dims={"x": "b", "y": "t"})
+        with pytest.raises(ConstraintViolationError, match="was declared dynamic"):
+            served(x, y)
+        assert px.compile(f, dynamic=True)(x, y).shape == (max(sizes),)
+
+
 def test_a_remainder_of_a_size_born_from_data_is_no_answer_to_jax():
     with pytest.raises(UnknownSizeError, match="only the device knows"):
         px.compile(lambda x: jnp.packbits(px.ragged.boolean_mask(x, x)))(

@@ -571,3 +571,45 @@ def test_a_call_that_fails_tells_nothing_about_other_sizes(options, first):
             np.testing.assert_array_equal(served(jnp.ones(n)), halves(jnp.ones(n)))
     assert "size by size" not in served.explain()
     assert len(served.traces) == 1
+
+
+def test_results_have_the_weak_types_that_plain_ones_have():
+    def f(x, k):
+        positive = jnp.where(x > 0, 1.0, 0.0)
+        return positive, -positive, x.shape[0], k, 1, x.astype("bfloat16")
+
+    served = px.compile(f)
+    for n in (3, 4, 5, 6):
+        arguments = counting(n), n + 1
+        found, wanted = (jax.tree.leaves(g(*arguments)) for g in (served, jax.jit(f)))
+        assert [*map(jax.typeof, found)] == [*map(jax.typeof, wanted)]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"dims": {"x": {0: px.Dim("t", buckets=[16])}}}]
+)
+def test_random_keys_may_be_results(options):
+    served = px.compile(
+        lambda x: jax.random.split(jax.random.key(0), x.size), **options
+    )
+    for n in (8, 5, 3, 6, 16):
+        found, wanted = served(counting(n)), jax.random.split(jax.random.key(0), n)
+        assert (jax.random.key_data(found) == jax.random.key_data(wanted)).all()
+
+
+@pytest.mark.parametrize("dim", ["t", {0: px.Dim("t", min=2, max=8)}])
+def test_an_empty_array_of_a_declared_size_is_a_case_of_its_own(dim):
+    served = px.compile(lambda x, y: (x * 2, y.sum()), dims={"x": dim})
+    for n in (5, 0, 4, 0, 6):
+        doubled, total = served(counting(n), counting(n + 1))
+        np.testing.assert_array_equal(doubled, 2 * counting(n))
+        assert total == counting(n + 1).sum()
+
+
+def test_python_integers_of_any_sign_and_size_are_served():
+    x = counting(6)
+    part, product = px.compile(lambda x, n: x[:n]), px.compile(lambda x, n: x * n)
+    for n in (2, 3, -1, -2, 4, 0, 100, -100):
+        np.testing.assert_array_equal(part(x, n), x[:n])
+    for n in (2, 3, 4, 2**31 - 1, 2**30, 2**31 - 5, -(2**31), -5):
+        np.testing.assert_array_equal(product(x, n), jax.jit(jnp.multiply)(x, n))

@@ -28,7 +28,7 @@ from pliax.transforms.tracing import (
     validate_if_asked,
 )
 
-from .interpreter import run
+from .interpreter import arrays_of, run
 from .layouts import Bucket
 from .rules import PaddingRefused
 
@@ -76,7 +76,7 @@ class PaddedFunction:
         results = run(bucket, traced.jaxpr, traced.consts, padded)
         validate_if_asked(traced)  # the rules have asked more
         self._raise_failed(bucket)
-        data = [bucket.simplified(x).data for x in results]
+        data = arrays_of(bucket, traced.jaxpr, results)
         return jax.tree.unflatten(traced.out_tree, data)
 
     def _raise_failed(self, bucket: Bucket) -> None:

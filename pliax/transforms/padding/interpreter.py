@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pliax.core._jax import weakly_typed_as
 from pliax.core.dims import variables
 from pliax.core.provenance import NOWHERE, equation_place
 from pliax.core.unbacked import count_p
@@ -53,6 +54,14 @@ def run(
     env.update(zip(jaxpr.constvars, map(bucket.exact, consts), strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
     return _run_from(0, bucket, jaxpr, env)
+
+
+def arrays_of(bucket: Bucket, jaxpr: Any, results: Sequence[Padded]) -> list[Any]:
+    """The arrays of the results of a jaxpr, weakly typed where JAX's are."""
+    return [
+        weakly_typed_as(bucket.simplified(x).data, v.aval)
+        for v, x in zip(jaxpr.outvars, results, strict=True)
+    ]
 
 
 def _run_from(
