@@ -4,8 +4,8 @@
         [--rows dispatch training specialisation tracing]
         [--torch-python PATH | --without-torch]
 
-    dispatch        microseconds of a call beyond jax.jit's own; first, because a process
-                    that has built hundreds of programs takes 2 us more or less a call
+    dispatch        microseconds of a call beyond jax.jit's own; first, because calls
+                    differ by 2 us in a process that has built hundreds of programs
     training        1,000 train steps of a 6-layer GPT over documents of 16 to 1024
     specialisation  a decode step with an executable of its own for one token
     tracing         seconds from a 12-layer train step to StableHLO
