@@ -1,6 +1,6 @@
 """How much of two inventories of functions is padded, and that nothing is wrong.
 
-    uv run --group bench benchmarks/coverage.py own [--part 0/8]
+    uv run --group bench benchmarks/coverage.py own [--part 0/8] [--jobs 2]
     uv run --group bench benchmarks/coverage.py jax --checkout PATH [--part 0/8]
 
 Each function is traced once for all sizes and run in a bucket at several of them, with
@@ -17,6 +17,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,22 @@ def measure(chosen: Iterable[Any]) -> list[dict[str, Any]]:
         if i % CACHED == 0:
             jax.clear_caches()
     return rows
+
+
+def in_processes(jobs: int) -> list[dict[str, Any]]:
+    """The rows of as many parts of our inventory, each by a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder, f"{i}.json") for i in range(jobs)]
+        command = [sys.executable, __file__, "own"]
+        processes = [
+            subprocess.Popen([*command, f"--part={i}/{jobs}", f"--output={output}"])
+            for i, output in enumerate(outputs)
+        ]
+        failed = [p.args for p in processes if p.wait() != 0]
+        if failed:
+            raise RuntimeError(f"{len(failed)} of {jobs} processes failed: {failed}")
+        parts = [json.loads(output.read_text())["rows"] for output in outputs]
+    return [row for rows in parts for row in rows]
 
 
 def without_text(place: str) -> str:
@@ -130,10 +147,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("inventory", choices=("own", "jax"))
     parser.add_argument("--part", default="0/1", help="I/N: every N-th program, from I")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, for own")
     parser.add_argument("--checkout", type=Path, default=jax_inventory.checkout())
     parser.add_argument("--known-as", default="", help="what a file without git is")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    if options.jobs > 1 and (options.inventory, options.part) != ("own", "0/1"):
+        parser.error("--jobs is for all of our own inventory")
     if options.inventory == "jax" and options.checkout is None:
         parser.error(f"--checkout, or {jax_inventory.VARIABLE}, names a clone of JAX")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -142,13 +162,15 @@ def main() -> None:
     start, step = map(int, options.part.split("/"))
     part = slice(start, None, step)
     if options.inventory == "own":
-        (chosen, excluded), source = own(part), {"file": "tests/transforms/programs"}
+        source = {"file": "tests/transforms/programs"}
+        chosen, excluded = own(part) if options.jobs == 1 else ([], [])
     else:
         chosen, excluded = of_jax(part, options.checkout)
         source = described(options.checkout, options.known_as)
     default = harness.RESULTS / f"coverage_{options.inventory}.json"
     output = options.output or default
-    found = record(output, options.part, source, measure(chosen), excluded)
+    rows = in_processes(options.jobs) if options.jobs > 1 else measure(chosen)
+    found = record(output, options.part, source, rows, excluded)
     output.write_text(json.dumps(found, indent=1) + "\n")
     print({k: found[k] for k in ("programs", "counts", "padded", "mistakes")})
     print(f"wrote {output}")
