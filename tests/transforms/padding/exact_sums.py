@@ -87,7 +87,8 @@ def _constant(x: Any) -> int:
     x = np.asarray(x)
     if not np.issubdtype(x.dtype, np.floating):
         return 0
-    return 1 if np.all((np.abs(x) < 64) & (8 * x == np.round(8 * x))) else UNSURE
+    is_small = np.all(np.abs(x) < 64)
+    return 1 if is_small and np.all(8 * x == np.round(8 * x)) else UNSURE
 
 
 def _factor(name: str, operands: list[int]) -> int:
