@@ -234,10 +234,11 @@ def equiv_by_size(kind: type) -> None:
 
 _LIBRARY = ("jax._src.numpy.", "jax._src.scipy.", "jax._src.nn.", "jax._src.image.")
 _LIBRARY += ("jax._src.random", "jax.numpy", "jax.scipy", "jax.nn", "jax.experimental")
-_RIGHT_EITHER_WAY = {  # they tell a short way, or broadcasting, from what is as good,
-    "_take",  # or a mistake
+# They ask in order to take a shorter way, to broadcast, or to refuse an empty array.
+_RIGHT_EITHER_WAY = {
     "_fftconvolve_unbatched",
     "_rsf2csf_2d",
+    "_take",
     "det",
     "diagonal",
     "slogdet",

@@ -349,6 +349,17 @@ def test_a_sequence_repeated_by_a_size_needs_its_value():
         px.compile(lambda x: x.shape[0] * (1.0,), dims={"x": "t"})(jnp.ones(3))
 
 
+def test_what_cannot_be_broadcast_symbolically_may_still_be_equal():
+    served = px.compile(lambda x, y: jnp.array_equiv(x, y), dynamic=True)
+    for b, t in ((4, 4), (7, 7), (1, 5), (5, 1), (1, 1)):
+        assert served(jnp.ones(b), jnp.ones(t))
+        assert not served(jnp.ones(b), jnp.zeros(t))
+    with pytest.raises(ConstraintViolationError, match="needs b == t"):
+        px.compile(lambda x, y: jnp.array_equiv(x, y), dims={"x": "b", "y": "t"})(
+            jnp.ones(4), jnp.ones(4)
+        )
+
+
 @pytest.mark.parametrize("sizes", [(1, 5), (5, 1), (4, 4), (1, 1)])
 def test_a_violation_is_an_error_also_where_somebody_catches_it(sizes):
     def broadcast(x, y):  # JAX tries its cache first, and swallows what is raised there
