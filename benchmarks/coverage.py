@@ -1,7 +1,8 @@
 """How much of two inventories of functions is padded, and that nothing is wrong.
 
-    uv run --group bench benchmarks/coverage.py own [--part 0/8] [--jobs 2]
-    uv run --group bench benchmarks/coverage.py jax --checkout PATH [--part 0/8]
+    uv run --group bench benchmarks/coverage.py own [OPTIONS]
+    uv run --group bench benchmarks/coverage.py jax --checkout PATH [OPTIONS]
+    OPTIONS: --jobs 2 (processes), or --part 0/8 (every eighth program)
 
 Each function is traced once for all sizes and run in a bucket at several of them, with
 two kinds of poison in the padding, and compared with plain JAX (by what the test suite
@@ -36,9 +37,9 @@ from transforms.programs import inventory, jax_inventory, subjects
 CACHED = 40  # programs after which compiled ones are forgotten, to bound memory
 
 
-def own(part: slice) -> tuple[list[Any], list[dict[str, str]]]:
-    """Our inventory: the subjects, of which none is left out."""
-    return [subjects.subject_of(program) for program in inventory()[part]], []
+def own(part: slice) -> list[Any]:
+    """The subjects of our inventory, of which none is left out."""
+    return [subjects.subject_of(program) for program in inventory()[part]]
 
 
 def of_jax(part: slice, checkout: Path) -> tuple[list[Any], list[dict[str, str]]]:
@@ -67,11 +68,14 @@ def measure(chosen: Iterable[Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def in_processes(jobs: int) -> list[dict[str, Any]]:
-    """The rows of as many parts of our inventory, each by a process of its own."""
+def in_processes(options: argparse.Namespace) -> tuple[list, list]:
+    """Rows and exclusions of as many parts of an inventory, each by its own process."""
+    jobs = options.jobs
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder, f"{i}.json") for i in range(jobs)]
-        command = [sys.executable, __file__, "own"]
+        command = [sys.executable, __file__, options.inventory]
+        if options.inventory == "jax":
+            command.append(f"--checkout={options.checkout}")
         processes = [
             subprocess.Popen([*command, f"--part={i}/{jobs}", f"--output={output}"])
             for i, output in enumerate(outputs)
@@ -79,8 +83,9 @@ def in_processes(jobs: int) -> list[dict[str, Any]]:
         failed = [p.args for p in processes if p.wait() != 0]
         if failed:
             raise RuntimeError(f"{len(failed)} of {jobs} processes failed: {failed}")
-        parts = [json.loads(output.read_text())["rows"] for output in outputs]
-    return [row for rows in parts for row in rows]
+        parts = [json.loads(output.read_text()) for output in outputs]
+    rows = [row for part in parts for row in part["rows"]]
+    return rows, [row for part in parts for row in part["excluded"]]
 
 
 def without_text(place: str) -> str:
@@ -147,13 +152,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("inventory", choices=("own", "jax"))
     parser.add_argument("--part", default="0/1", help="I/N: every N-th program, from I")
-    parser.add_argument("--jobs", type=int, default=1, help="processes, for own")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--checkout", type=Path, default=jax_inventory.checkout())
     parser.add_argument("--known-as", default="", help="what a file without git is")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    if options.jobs > 1 and (options.inventory, options.part) != ("own", "0/1"):
-        parser.error("--jobs is for all of our own inventory")
+    if options.jobs > 1 and options.part != "0/1":
+        parser.error("--jobs is for a whole inventory, --part for a part of it")
     if options.inventory == "jax" and options.checkout is None:
         parser.error(f"--checkout, or {jax_inventory.VARIABLE}, names a clone of JAX")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -163,13 +168,17 @@ def main() -> None:
     part = slice(start, None, step)
     if options.inventory == "own":
         source = {"file": "tests/transforms/programs"}
-        chosen, excluded = own(part) if options.jobs == 1 else ([], [])
     else:
-        chosen, excluded = of_jax(part, options.checkout)
         source = described(options.checkout, options.known_as)
     default = harness.RESULTS / f"coverage_{options.inventory}.json"
     output = options.output or default
-    rows = in_processes(options.jobs) if options.jobs > 1 else measure(chosen)
+    if options.jobs > 1:
+        rows, excluded = in_processes(options)
+    elif options.inventory == "own":
+        rows, excluded = measure(own(part)), []
+    else:
+        chosen, excluded = of_jax(part, options.checkout)
+        rows = measure(chosen)
     found = record(output, options.part, source, rows, excluded)
     output.write_text(json.dumps(found, indent=1) + "\n")
     print({k: found[k] for k in ("programs", "counts", "padded", "mistakes")})
