@@ -2,6 +2,7 @@
 
 import dataclasses
 import linecache
+import sys
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -50,6 +51,11 @@ def user_place(frame: FrameType | None, *, only: bool = False) -> Place:
             return Place(at.f_code.co_filename, at.f_lineno, at.f_code.co_qualname)
         at = None if only else at.f_back
     return NOWHERE
+
+
+def calling_place() -> Place:
+    """The user's line that has called us, nearest to what runs now."""
+    return user_place(sys._getframe(1))
 
 
 def _is_passed(file: str) -> bool:

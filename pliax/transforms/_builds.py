@@ -15,6 +15,8 @@ from pliax.core._jax import compile_event
 class Builds:
     """A count of executables, and how long this thread's last one took."""
 
+    __slots__ = ("_last", "count")
+
     def __init__(self):
         self.count = 0
         self._last = threading.local()

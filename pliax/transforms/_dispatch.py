@@ -106,7 +106,7 @@ def __call__({parameters}):
         if bound is not None:
             try:
                 before, calls = builds.count, bound.calls
-                if bound.fits and calls.short & 15:
+                if bound.fits and calls.short & 63:
                     result = {call}
                 else:
                     result = timed(bound, {args}, kwargs)

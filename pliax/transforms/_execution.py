@@ -20,7 +20,7 @@ from ._buffers import Padding, cut_array, padded, places
 from ._donation import delete
 from ._families import Reading
 from ._ledger import Calls
-from .padding.interpreter import arrays_of, run
+from .padding.interpreter import run_whole
 from .padding.layouts import Bucket, Padded, UnboundedSizeError
 from .tracing import SymbolicTrace
 
@@ -161,8 +161,7 @@ class Plan:
         values = {name: sizes[i] for i, name in enumerate(self.unknown)}
         bucket, trace = self.bucket(values), entry.trace
         arrays = _inputs(bucket, trace, leaves)
-        results = run(bucket, trace.jaxpr, trace.consts, arrays)
-        data = arrays_of(bucket, trace.jaxpr, results)
+        data = run_whole(bucket, trace.jaxpr, trace.consts, arrays)
         result = jax.tree.unflatten(trace.out_tree, data)
         self.checks, held = bucket.checked()
         return (result, held) if self.is_checked else result
@@ -221,29 +220,29 @@ class Plan:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Bound:
-    """A plan at exact sizes.
+    """A plan at exact sizes. What a call of a known size reads lies in one cache line.
 
     Attributes:
-        plan: the executable.
         run: the executable, given the named sizes in one packed vector.
-        values: the named sizes.
         calls: what counts its calls.
+        fits: whether arrays go in and come out as they are, and nothing is checked.
+        plan: the executable's.
+        values: the named sizes.
         paddings: the arguments that have to be padded.
         places: where those lie; None where the arguments must be flattened.
         cuts: the valid shapes of results that have to be cut, by number.
         donated: the numbers of padded arguments which the user gave away.
-        fits: whether arrays go in and come out as they are, and nothing is checked.
     """
 
-    plan: Plan
     run: Callable[..., Any]
-    values: dict[str, int]
     calls: Calls
+    fits: bool = dataclasses.field(init=False)
+    plan: Plan
+    values: dict[str, int]
     paddings: tuple[Padding, ...]
     places: dict | None
     cuts: dict[int, tuple[int, ...]]
     donated: tuple[int, ...] = ()
-    fits: bool = dataclasses.field(init=False)
 
     def __post_init__(self):
         has_work = self.paddings or self.cuts or self.plan.is_checked

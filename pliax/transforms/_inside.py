@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pliax.core.provenance import calling_place
 from pliax.core.unbacked import with_unbacked
 
 from ._families import is_integer
-from .padding.interpreter import arrays_of, run
+from .padding.interpreter import run_whole
 from .padding.layouts import Bucket
 from .padding.rules import PaddingRefused
 from .tracing import NotSymbolicError, trace
@@ -53,12 +54,12 @@ def _padded(f: Callable[..., Any], owner: str) -> Callable[..., Any]:
         ranges = with_unbacked(found.assumptions, {})
         bucket = Bucket(ranges, {}, found.equal)
         given = [bucket.exact(arrays[i]) for i in found.inputs]
-        results = run(bucket, found.jaxpr, found.consts, given)
+        data = run_whole(bucket, found.jaxpr, found.consts, given)
         if bucket.checks:
             reason = "inside another transformation nobody can raise what it checks"
             text, _ = bucket.checks[0]
-            raise PaddingRefused("check", f"{reason} at run time ({text})")
-        data = arrays_of(bucket, found.jaxpr, results)
+            reason = f"{reason} at run time ({text})"
+            raise PaddingRefused("check", reason, calling_place())
         return jax.tree.unflatten(found.out_tree, data)
 
     return call

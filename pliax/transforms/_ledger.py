@@ -25,7 +25,7 @@ class Stats:
           vmap) the executable belongs to that transformation and is not counted here.
         call_seconds: seconds in calls, without the three below. JAX dispatches
           asynchronously: this is the time until control came back. Of calls whose
-          arrays are not padded one in 16 is timed, and stands for the others.
+          arrays are not padded one in 64 is timed, and stands for the others.
         trace_seconds: seconds from Python to a jaxpr.
         lower_seconds: seconds from the jaxpr to StableHLO.
         compile_seconds: seconds in XLA.

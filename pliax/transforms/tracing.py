@@ -22,7 +22,7 @@ from pliax.core.guards import (
     Symbol,
     UnknownSizeError,
 )
-from pliax.core.provenance import NOWHERE, Place, user_place
+from pliax.core.provenance import NOWHERE, Place, calling_place, user_place
 from pliax.core.ragged import as_result, logical
 from pliax.core.unbacked import asserts, births, numbers_of_cases, tracing_context
 
@@ -199,8 +199,9 @@ def _traced(
     except ConstraintViolationError as second:
         raise second from first
     except Exception:
-        reason, place = first_line(first), place_of(first)
-        raise NotSymbolicError(reason, place, first) from first
+        place = place_of(first)
+        place = calling_place() if place is NOWHERE else place
+        raise NotSymbolicError(first_line(first), place, first) from first
 
 
 def trace_under(

@@ -1,5 +1,6 @@
 """Laws of px.compile where sizes change: traces, guards, buckets, padding, reasons."""
 
+import inspect
 import itertools
 import threading
 import warnings
@@ -422,6 +423,20 @@ def test_required_padding_makes_a_refusal_an_error():
     f = px.compile(spectrum, dims={"x": "t, _"}, padding="require")
     with pytest.raises(px.PaddingRefused, match="in spectrum"):
         f(np.sin(counting(3, 3)))
+
+
+@pytest.mark.parametrize("f", [jnp.fft.fft, jnp.vander], ids=["padded", "traced"])
+def test_a_refusal_names_the_call_where_the_whole_function_is_jaxs(f):
+    here = "in test_a_refusal_names_the_call_where_the_whole_function_is_jaxs: "
+    required = px.compile(f, dynamic=True, padding="require")
+    with pytest.raises(px.PaddingRefused, match=rf"{here}required\(counting\(3\)\)"):
+        required(counting(3))
+    padded = px.pad(f, dims={next(iter(inspect.signature(f).parameters)): "t"})
+    with pytest.raises(px.PaddingRefused, match=rf"{here}padded\("):
+        padded(counting(4), sizes={"t": 3})
+    free = px.compile(f, dynamic=True)
+    same(free(counting(3)), f(counting(3)))
+    assert f"{here}same(free(" in free.explain()
 
 
 def test_too_many_traces_warn_once_and_go_on():

@@ -12,6 +12,7 @@ from jax.core import Tracer, eval_jaxpr
 from pliax.core.constraints import constraint
 from pliax.core.dims import Size
 from pliax.core.guards import Guard, Symbol
+from pliax.core.provenance import calling_place
 from pliax.core.symbolic_jaxprs import is_symbolic, shapes_of, with_sizes
 from pliax.core.unbacked import most, raise_failed, with_unbacked
 from pliax.transforms._arguments import (
@@ -28,7 +29,7 @@ from pliax.transforms.tracing import (
     validate_if_asked,
 )
 
-from .interpreter import arrays_of, run
+from .interpreter import run_whole
 from .layouts import Bucket
 from .rules import PaddingRefused
 
@@ -73,10 +74,9 @@ class PaddedFunction:
         shapes = [v.aval.shape for v in traced.jaxpr.invars]
         pairs = zip(map(jnp.asarray, leaves), shapes, strict=True)
         padded = [bucket.simple(x, shape) for x, shape in pairs]
-        results = run(bucket, traced.jaxpr, traced.consts, padded)
+        data = run_whole(bucket, traced.jaxpr, traced.consts, padded)
         validate_if_asked(traced)  # the rules have asked more
         self._raise_failed(bucket)
-        data = arrays_of(bucket, traced.jaxpr, results)
         return jax.tree.unflatten(traced.out_tree, data)
 
     def _raise_failed(self, bucket: Bucket) -> None:
@@ -87,6 +87,7 @@ class PaddedFunction:
                 "check",
                 "inside jax.jit nobody can raise what is checked at run time; use "
                 f"px.compile, or call the padded function outside ({texts[0]})",
+                calling_place(),
             )
         raise_failed(texts, held)
 

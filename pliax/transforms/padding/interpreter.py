@@ -15,7 +15,7 @@ import numpy as np
 
 from pliax.core._jax import weakly_typed_as
 from pliax.core.dims import variables
-from pliax.core.provenance import NOWHERE, equation_place
+from pliax.core.provenance import NOWHERE, calling_place, equation_place
 from pliax.core.unbacked import count_p
 
 from . import rules
@@ -56,8 +56,22 @@ def run(
     return _run_from(0, bucket, jaxpr, env)
 
 
-def arrays_of(bucket: Bucket, jaxpr: Any, results: Sequence[Padded]) -> list[Any]:
-    """The arrays of the results of a jaxpr, weakly typed where JAX's are."""
+def run_whole(
+    bucket: Bucket, jaxpr: Any, consts: Sequence[Any], args: Sequence[Padded]
+) -> list[Any]:
+    """The arrays of the results of a user's program, weakly typed where JAX's are.
+
+    Raises:
+        PaddingRefused: as `run` does; where all of the program is JAX's, with the line
+            that called it.
+    """
+    try:
+        results = run(bucket, jaxpr, consts, args)
+    except PaddingRefused as refusal:
+        if refusal.place is not NOWHERE:
+            raise
+        name, reason = refusal.primitive, refusal.reason
+        raise PaddingRefused(name, reason, calling_place()) from None
     return [
         weakly_typed_as(bucket.simplified(x).data, v.aval)
         for v, x in zip(jaxpr.outvars, results, strict=True)

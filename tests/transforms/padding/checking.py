@@ -18,7 +18,7 @@ import numpy as np
 import pliax.transforms.padding as rules
 from pliax.core.dims import evaluate
 from pliax.core.guards import Symbol
-from pliax.transforms.padding.interpreter import run
+from pliax.transforms.padding.interpreter import run_whole
 from pliax.transforms.padding.layouts import Bucket
 from pliax.transforms.tracing import SymbolicTrace, trace
 
@@ -75,8 +75,7 @@ def compiled(traced: SymbolicTrace, ranges: Mapping[str, tuple[int, int]]) -> An
     def program(values: Mapping[str, Any], *arrays: Any) -> list[Any]:
         bucket = Bucket(ranges, values, traced.equal)
         padded = [bucket.simple(x, s) for x, s in zip(arrays, shapes, strict=True)]
-        results = run(bucket, traced.jaxpr, traced.consts, padded)
-        return [bucket.simplified(x).data for x in results]
+        return run_whole(bucket, traced.jaxpr, traced.consts, padded)
 
     return jax.jit(program)
 

@@ -76,7 +76,7 @@ class Outcome:
         name: the subject's.
         kind: "padded", "refused", "size by size", "wrong", "dependent" or "crash".
         reason: why it is not padded, or what is wrong.
-        place: the line that asked for what cannot be padded; none where all is JAX's.
+        place: the line that asked for what cannot be padded; that of the call where all is JAX's.
         served: whether `px.compile` gives plain JAX's results where it is not padded.
         sizes: how many choices of sizes were compared.
         dyadic: whether they were also the same on inputs whose sums are exact.
