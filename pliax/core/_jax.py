@@ -189,6 +189,11 @@ def weakly_typed_as(x: Any, aval: Any) -> Any:
     return _lax._convert_element_type(x, aval.dtype, weak_type=weak_type)
 
 
+def as_weak(x: Any, dtype: Any) -> Any:
+    """An array in a dtype that gives way to others, as a Python number's does."""
+    return _lax._convert_element_type(x, dtype, weak_type=True)
+
+
 # Under this name `jax.monitoring` tells the seconds of each executable that XLA builds.
 compile_event = _dispatch.BACKEND_COMPILE_EVENT
 

@@ -7,17 +7,48 @@ import ast
 
 
 class _Export(ast.NodeTransformer):
-    """Python's // and % as `jax.export` writes them."""
+    """Python's // and % as `jax.export` writes them; nothing but whole numbers."""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        if not isinstance(node, _KNOWN) or not _is_whole(node):
+            raise ValueError
+        return super().generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         left, right = self.visit(node.left), self.visit(node.right)
         name = _FUNCTIONS.get(type(node.op))
         if name is None:
+            self.visit(node.op)
             return ast.BinOp(left, node.op, right)
         return ast.Call(ast.Name(name, ast.Load()), [left, right], [])
 
 
 _FUNCTIONS = {ast.Mod: "mod", ast.FloorDiv: "floordiv"}
+_KNOWN = (ast.Add, ast.Sub, ast.Mult, ast.Pow, ast.USub, ast.UAdd, ast.UnaryOp)
+_KNOWN += (ast.Name, ast.Load, ast.Constant, ast.Call)
+FUNCTIONS = ("max", "min", "mod", "floordiv")
+
+
+def _is_whole(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return getattr(node.func, "id", "") in FUNCTIONS and not node.keywords
+    return not isinstance(node, ast.Constant) or type(node.value) is int
+
+
+def is_name(text: str) -> bool:
+    """Whether a size may be called so."""
+    return text.isidentifier() and text not in (*FUNCTIONS, "True", "False", "None")
+
+
+def expression(text: str) -> str | None:
+    """An expression of sizes in Python, "t // 2", as `jax.export` takes it; or None."""
+    try:
+        node = _Export().visit(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError):
+        return None
+    return ast.unparse(ast.fix_missing_locations(node)).replace("**", "^")
+
+
 _COMPARISONS = {ast.LtE: "<=", ast.GtE: ">=", ast.Eq: "==", ast.Lt: "<", ast.Gt: ">"}
 
 
@@ -36,11 +67,19 @@ def constraint(text: str) -> str:
     relation = _COMPARISONS.get(type(node.ops[0]))
     if relation is None:
         raise ValueError(_NO_CONSTRAINT.format(text))
-    export = ast.fix_missing_locations(_Export().visit(node))
-    left, right = ast.unparse(export.left), ast.unparse(export.comparators[0])
-    if relation == "<":
-        return f"{left} <= {right} - 1"
-    return f"{left} >= {right} + 1" if relation == ">" else f"{left} {relation} {right}"
+    left, right = (expression(ast.unparse(x)) for x in (node.left, node.comparators[0]))
+    if left is None or right is None:
+        raise ValueError(_NO_CONSTRAINT.format(text))
+    if relation in ("<", ">"):
+        right = _moved(right, -1 if relation == "<" else 1)
+    return f"{left} {relation[0]}= {right}"
+
+
+def _moved(right: str, step: int) -> str:
+    """A side of a comparison and 1 more, or 1 less."""
+    if right.isdecimal():
+        return str(int(right) + step)
+    return f"{right} {'+' if step > 0 else '-'} 1"
 
 
 _NO_CONSTRAINT = (

@@ -10,11 +10,11 @@ cannot say about itself (is it 1? is it less than another?) it asks its `Assumpt
     ==, !=, <, <=, >, >=, bool, hash  -> asked of the assumptions
     int, float, range, len, x[size:]  -> static, with the reason on record
     as an operand of arrays           -> a run-time scalar
+    /, and with Python floats         -> a run-time float, exact before it is rounded
 """
 
 import ast
 import functools
-import math
 import operator
 import sys
 from collections.abc import Callable, Mapping
@@ -24,7 +24,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._jax import accept_as_integer, dim_as_value_p
+from ._jax import accept_as_integer, as_weak, dim_as_value_p, weakly_typed_as
+from .intervals import INTERVALS, Interval, Magnitude, interval, magnitude_of
 
 
 class Size:
@@ -92,13 +93,19 @@ class Size:
         return _arithmetic(operator.pow, self, other)
 
     def __rpow__(self, other: Any) -> Any:
-        return operator.pow(other, self.__jax_array__())
+        exponent = self.__jax_array__()
+        if not isinstance(other, int | np.integer):
+            return operator.pow(other, exponent)
+        self.assumptions.fits_as_exponent(self, other, asker())
+        power = operator.pow(np.int32(other), exponent)
+        weak = isinstance(other, int)
+        return weakly_typed_as(power, exponent.aval) if weak else power
 
     def __truediv__(self, other: Any) -> Any:
-        return self.__jax_array__() / other
+        return self._as_float() / _float_of(other)
 
     def __rtruediv__(self, other: Any) -> Any:
-        return other / self.__jax_array__()
+        return other / self._as_float()
 
     def __neg__(self) -> Any:
         return self.assumptions.size(-self.expression)
@@ -125,6 +132,7 @@ class Size:
     def __eq__(self, other: Any) -> Any:
         if self is other:
             return True
+        other = _whole(other)
         if not _is_size(other):
             return NotImplemented
         return self.assumptions.compare(self, "==", other, asker())
@@ -132,6 +140,7 @@ class Size:
     def __ne__(self, other: Any) -> Any:
         if self is other:
             return False
+        other = _whole(other)
         if not _is_size(other):
             return NotImplemented
         return self.assumptions.compare(self, "!=", other, asker())
@@ -180,6 +189,16 @@ class Size:
 
     __jax_array__ = dimension_as_value
 
+    def _as_float(self) -> jax.Array:
+        """The size as a scalar, a float where int32 may not hold it."""
+        low, high = bounds(self, self.assumptions.declared_ranges)
+        if low >= -LARGEST and high <= LARGEST:
+            return self.__jax_array__()
+        dtype = jax.dtypes.canonicalize_dtype(float)
+        with jax.enable_x64(True):  # what Python does to its integers of any length
+            value = dim_as_value_p.bind(dim=self)
+            return as_weak(value, dtype)
+
     def astype(self, dtype: Any) -> jax.Array:
         """The size as a scalar of a dtype; JAX asks it of the largest of a shape."""
         return self.__jax_array__().astype(dtype)
@@ -207,6 +226,12 @@ def _is_size(x: Any) -> bool:
     return isinstance(x, int | np.integer | Size)
 
 
+def _whole(x: Any) -> Any:
+    """A float that is an integer as that integer, which a size may equal."""
+    is_whole = isinstance(x, float | np.floating) and float(x).is_integer()
+    return int(x) if is_whole else x
+
+
 def _divides_negatively(divisor: Any, size: Size) -> bool:
     """Whether a negative integer divides a size; JAX asks this of -1 in a reshape.
 
@@ -214,8 +239,7 @@ def _divides_negatively(divisor: Any, size: Size) -> bool:
     """
     if not isinstance(divisor, int) or divisor >= 0:
         return False
-    rest = size.expression % -divisor
-    return isinstance(rest, int) and rest == 0
+    return size.assumptions.proves(size % -divisor, "==", 0) is True
 
 
 _SEQUENCES = (list, tuple, str, bytes)
@@ -229,13 +253,23 @@ def _arithmetic(operation: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
         if operation in _DIVISIONS and isinstance(b, Size):
             assumptions.refuse_zero(b, asker())
         return assumptions.size(operation(_plain(a), _plain(b)))
-    a, b = (x.__jax_array__() if isinstance(x, Size) else x for x in (a, b))
-    return operation(a, b)
+    is_real = any(isinstance(x, float | np.floating) for x in (a, b))
+    value = _float_of if is_real else _array_of
+    return operation(value(a), value(b))
+
+
+def _float_of(x: Any) -> Any:
+    return x._as_float() if isinstance(x, Size) else x
+
+
+def _array_of(x: Any) -> Any:
+    return x.__jax_array__() if isinstance(x, Size) else x
 
 
 # --- evaluation -----------------------------------------------------------------------
 
 
+LARGEST = 2**31 - 1  # what an int32 holds, in which JAX computes with sizes
 _PYTHON = {"floordiv": ast.FloorDiv, "mod": ast.Mod}
 
 
@@ -323,90 +357,6 @@ def _is_remainder(source: str) -> bool:
     return isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Mod)
 
 
-class Interval:
-    """All integers from `low` to `high`, either of which may be infinite."""
-
-    __slots__ = ("high", "low")
-
-    def __init__(self, low: Any, high: Any):
-        self.low, self.high = low, high
-
-    def __add__(self, other: Any) -> "Interval":
-        other = _interval(other)
-        return Interval(self.low + other.low, self.high + other.high)
-
-    __radd__ = __add__
-
-    def __neg__(self) -> "Interval":
-        return Interval(-self.high, -self.low)
-
-    def __sub__(self, other: Any) -> "Interval":
-        return self + (-_interval(other))
-
-    def __rsub__(self, other: Any) -> "Interval":
-        return _interval(other) + (-self)
-
-    def __mul__(self, other: Any) -> "Interval":
-        return _at_corners(_product, self, _interval(other))
-
-    __rmul__ = __mul__
-
-    def __pow__(self, power: int) -> "Interval":
-        result = functools.reduce(operator.mul, [self] * power, Interval(1, 1))
-        return Interval(max(result.low, 0), result.high) if power % 2 == 0 else result
-
-    def __floordiv__(self, other: Any) -> "Interval":
-        other = _interval(other)
-        if other.low <= 0 <= other.high:
-            return Interval(-math.inf, math.inf)
-        return _at_corners(_quotient, self, other)
-
-    def __rfloordiv__(self, other: Any) -> "Interval":
-        return _interval(other) // self
-
-    def __mod__(self, other: Any) -> "Interval":
-        other = _interval(other)
-        if other.low <= 0:
-            return Interval(-math.inf, math.inf)
-        if self.low >= 0 and self.high < other.low:
-            return self
-        return Interval(0, other.high - 1)
-
-    def __rmod__(self, other: Any) -> "Interval":
-        return _interval(other) % self
-
-
-def _interval(x: Any) -> Interval:
-    return x if isinstance(x, Interval) else Interval(x, x)
-
-
-def _at_corners(f: Callable[[Any, Any], Any], a: Any, b: Any) -> Interval:
-    """The range of an operation that is monotone in each operand."""
-    values = [f(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
-    return Interval(min(values), max(values))
-
-
-def _product(a: Any, b: Any) -> Any:
-    return 0 if a == 0 or b == 0 else a * b  # none of infinitely many is 0
-
-
-def _quotient(a: Any, b: Any) -> Any:
-    if math.isinf(b):
-        return 0 if a == 0 or (a > 0) == (b > 0) else -1
-    return a * math.copysign(1, b) if math.isinf(a) else a // b
-
-
-def _extreme(choose: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Interval]:
-    def apply(a: Any, b: Any) -> Interval:
-        a, b = _interval(a), _interval(b)
-        return Interval(choose(a.low, b.low), choose(a.high, b.high))
-
-    return apply
-
-
-_INTERVALS = {"max": _extreme(max), "min": _extreme(min)}
-
-
 def bounds(size: Any, ranges: Mapping[str, tuple[Any, Any]]) -> tuple[Any, Any]:
     """An interval that holds every value of a size; each range is inclusive.
 
@@ -415,8 +365,14 @@ def bounds(size: Any, ranges: Mapping[str, tuple[Any, Any]]) -> tuple[Any, Any]:
     if not isinstance(size, Size):
         return size, size
     values = {name: Interval(*ends) for name, ends in ranges.items()}
-    result = _interval(evaluate(size, values, _INTERVALS))
+    result = interval(evaluate(size, values, INTERVALS))
     return result.low, result.high
+
+
+def magnitude(size: Any, ranges: Mapping[str, tuple[Any, Any]]) -> Any:
+    """What neither a size nor any step on the way to it exceeds; at least that."""
+    values = {name: Magnitude(max(map(abs, ends))) for name, ends in ranges.items()}
+    return magnitude_of(evaluate(size, values, {"max": max, "min": max})).most
 
 
 _PASSED = ("pliax.core.dims", "pliax.core.guards", "pliax.core.conditions")

@@ -23,6 +23,7 @@ Each answer goes on record as a `Decision` (`decisions.py`).
 """
 
 import dataclasses
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -39,6 +40,7 @@ from .conditions import Condition, opposite, proven, remaining
 from .config import dynamic_log, guards_log
 from .decisions import Decision, comparison_key, key_of
 from .dims import (
+    LARGEST,
     Size,
     bounds,
     code,
@@ -132,6 +134,7 @@ class Assumptions:
         self.split = split
         self.is_closed = False
         self.violation: ConstraintViolationError | None = None  # JAX may swallow it
+        self.is_one = False  # what JAX asked to equal 1 in a call where it is 1
         self.owner = owner
         self.guards: dict[str, Guard] = {}
         self.decisions: dict[Hashable, Decision] = {}
@@ -388,6 +391,19 @@ class Assumptions:
         self.record(condition, True, frame, condition)
         return value
 
+    def fits_as_exponent(self, size: Size, base: int, frame: FrameType) -> None:
+        """Raises where a power of integers does not fit an int32; else a guard."""
+        if abs(base) < 2:
+            return
+        most = int(math.log(LARGEST, abs(base)))
+        condition = Condition("<=", (size, most), self)
+        if self.proves(size, "<=", most) or not self.has_hints(condition):
+            return
+        if not self.decide(condition, frame):
+            raise OverflowError(
+                f"{base} ** {size} is too large for int32, in which sizes run"
+            )
+
     def hashed(self, size: Size, frame: FrameType) -> int | None:
         """The value of a size that user code looks up among integers, else None."""
         if is_inside(frame) or hashes_harmlessly(frame):
@@ -491,6 +507,7 @@ class Assumptions:
             self._tell_collapse(a, b, names, place)
             return
         symbol = self.symbols[strong[0]]
+        self.is_one = self.unify and 1 in (a, b)
         fix = self._fix(a, b, strong)
         self.violation = ConstraintViolationError(
             f"{self.owner}: {symbol.name!r} ({symbol.origin} = {symbol.hint}) was "
@@ -516,8 +533,6 @@ class Assumptions:
             return f"{names[0]} = {self.symbols[names[0]].hint}"
         return f"{a} = {b}" if isinstance(a, Size) else f"{b} = {a}"
 
-
-LARGEST = 2**31 - 1  # what an int32 holds, in which JAX computes with sizes
 
 # Each order as "larger - smaller >= 0", and whether that is to be true.
 _AT_LEAST = {

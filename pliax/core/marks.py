@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
+from .constraints import is_name
 from .guards import Symbol
 
 
@@ -42,13 +44,13 @@ class Dim:
     hint: Any = dataclasses.field(default=None, kw_only=True)
     buckets: Any = dataclasses.field(default="geometric", kw_only=True)
     specialize_on: Any = dataclasses.field(default=(), kw_only=True)
-    histogram: Mapping[int, int] | None = dataclasses.field(default=None, kw_only=True)
+    histogram: Any = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self):
-        if not isinstance(self.name, str) or not self.name.isidentifier():
+        if not isinstance(self.name, str) or not is_name(self.name):
             raise ValueError(
-                f"Dim: the name {self.name!r} is not an identifier.\n"
-                'Write a name such as "t".'
+                f"Dim: the name {self.name!r} is not an identifier that a size can "
+                'have.\nWrite a name such as "t".'
             )
         for field in ("min", "max", "multiple_of", "hint"):
             value = getattr(self, field)
@@ -61,6 +63,7 @@ class Dim:
                 )
         self._check_order()
         self._check_buckets()
+        self._check_histogram()
         check_conditions(f"Dim({self.name!r})", self.specialize_on)
 
     def _check_order(self) -> None:
@@ -74,6 +77,13 @@ class Dim:
             raise ValueError(
                 f"Dim({self.name!r}): max is {self.max}, less than min {self.min}.\n"
                 "Swap them, or leave max out."
+            )
+        if self.max is not None and self.max // self.multiple_of < -(
+            -self.min // self.multiple_of
+        ):
+            raise ValueError(
+                f"Dim({self.name!r}): no multiple of {self.multiple_of} is at least "
+                f"{self.min} and at most {self.max}.\nWiden them, or drop multiple_of."
             )
         if self.hint is not None and not self.holds(self.hint):
             raise ValueError(
@@ -101,6 +111,19 @@ class Dim:
                 f"{self.max}.\nAdd a bucket of {self.max}, or lower max."
             )
 
+    def _check_histogram(self) -> None:
+        given = self.histogram
+        if given is None:
+            return
+        is_read = isinstance(given, Mapping) and all(
+            isinstance(n, int | np.integer) and _is_count(k) for n, k in given.items()
+        )
+        if not is_read:
+            raise TypeError(
+                f"Dim({self.name!r}): histogram is {given!r}.\n"
+                "Pass a mapping from sizes to how often each occurs, {16: 3, 32: 1}."
+            )
+
     @property
     def description(self) -> str:
         """The sizes it allows, in words."""
@@ -124,6 +147,10 @@ class Dim:
         if self.multiple_of == 1:
             return ()
         return (f"mod({self.name}, {self.multiple_of}) == 0",)
+
+
+def _is_count(x: Any) -> bool:
+    return isinstance(x, int | float | np.number) and bool(x >= 0)
 
 
 def check_conditions(owner: str, given: Any) -> tuple[Callable[[int], Any], ...]:
@@ -155,8 +182,15 @@ class Marked:
     axes: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     kind: str = dataclasses.field(metadata={"static": True})
 
+    def __str__(self) -> str:
+        axes = ", ".join(map(str, self.axes))
+        return f"px.{_NAMES.get(self.kind, self.kind)} on axes ({axes})"
 
-def dynamic(x: Any, *axes: int) -> Marked:
+
+_NAMES = {"maybe": "maybe_dynamic"}
+
+
+def dynamic(x: Any, *axes: Any) -> Marked:
     """Marks axes of an argument as changing: it is an error if the program fixes one.
 
     Args:
@@ -173,18 +207,18 @@ def dynamic(x: Any, *axes: int) -> Marked:
     return _mark(x, axes, "dynamic")
 
 
-def maybe_dynamic(x: Any, *axes: int) -> Marked:
+def maybe_dynamic(x: Any, *axes: Any) -> Marked:
     """Marks axes of an argument as changing, as long as the program allows it."""
     return _mark(x, axes, "maybe")
 
 
-def static(x: Any, *axes: int) -> Marked:
+def static(x: Any, *axes: Any) -> Marked:
     """Marks axes of an argument as constants: each size gets a trace of its own."""
     return _mark(x, axes, "static")
 
 
-def _mark(x: Any, axes: tuple[int, ...], kind: str) -> Marked:
-    name = {"maybe": "maybe_dynamic"}.get(kind, kind)
+def _mark(x: Any, axes: tuple[Any, ...], kind: str) -> Marked:
+    name = _NAMES.get(kind, kind)
     if isinstance(x, Marked):
         raise TypeError(f"px.{name}: the argument is marked already ({x.kind}).")
     rank = getattr(x, "ndim", None)
@@ -194,6 +228,11 @@ def _mark(x: Any, axes: tuple[int, ...], kind: str) -> Marked:
             "one; Python integers become dynamic by themselves."
         )
     for axis in axes:
+        if not isinstance(axis, int | np.integer):
+            raise TypeError(
+                f"px.{name}: the axis {axis!r} is of type {type(axis).__name__}.\n"
+                f"Name axes one by one, px.{name}(x, 0, 1)."
+            )
         if not -rank <= axis < rank:
             raise ValueError(
                 f"px.{name}: axis {axis} of an array of rank {rank}.\n"

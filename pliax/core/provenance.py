@@ -7,10 +7,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import jax
+
 from ._jax import equation_frames
 
 
 _OURS = str(Path(__file__).parents[1])
+NOT_THE_USERS = (_OURS, str(Path(jax.__file__).parent))  # files that warnings pass over
 _PASSED_THROUGH = ("jax", "jaxlib", "pliax", "functools", "contextlib", "threading")
 _PASSED_THROUGH += ("jaxtyping", "beartype")
 

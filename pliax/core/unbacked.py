@@ -16,7 +16,7 @@ import numpy as np
 
 from ._jax import primitive_that_stays
 from .conditions import Condition, state_p
-from .dims import Size, bounds
+from .dims import Size, bounds, evaluate, variables
 from .guards import LARGEST, Assumptions, Symbol
 from .provenance import NOWHERE
 
@@ -135,14 +135,15 @@ def with_unbacked(
     found = dict(ranges)
     for name, bound in assumptions.unbacked.items():
         low, high = found.get(name, assumptions.ranges[name])
-        found[name] = low, max(low, min(high, bounds(bound, found)[1]))
+        high = max(min(high, bounds(bound, found)[1]), 0)
+        found[name] = min(low, high), high  # where less is asserted, that will fail
     return found
 
 
 def most(size: Any, assumptions: Assumptions, sizes: Mapping[str, int]) -> int:
     """The largest value of a size in a call; its value where that is known."""
-    if not isinstance(size, Size):
-        return size
+    if variables(size) <= sizes.keys():
+        return max(evaluate(size, sizes), 0)
     ranges = with_unbacked(assumptions, {n: (v, v) for n, v in sizes.items()})
     return max(int(bounds(size, ranges)[1]), 0)
 

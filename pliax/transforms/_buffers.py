@@ -111,7 +111,9 @@ def _readable(sharding: Any) -> float:
 # --- arguments with some of them padded -----------------------------------------------
 
 
-def places(paths: list[tuple[Any, ...]], paddings: list[Padding]) -> dict | None:
+def places(
+    tree: Any, paths: list[tuple[Any, ...]], paddings: list[Padding]
+) -> dict | None:
     """Where arguments to pad lie: nested dicts by key and number, down to a Padding.
 
     None where they lie in other containers than dicts, lists and tuples.
@@ -119,7 +121,7 @@ def places(paths: list[tuple[Any, ...]], paddings: list[Padding]) -> dict | None
     found: dict = {}
     for padding in paddings:
         *outer, last = paths[padding.leaf]
-        if not all(isinstance(key, _PLAIN_KEYS) for key in (*outer, last)):
+        if not _is_plain(tree, paths[padding.leaf]):
             return None
         inner = found
         for key in outer:
@@ -128,7 +130,13 @@ def places(paths: list[tuple[Any, ...]], paddings: list[Padding]) -> dict | None
     return found
 
 
-_PLAIN_KEYS = (jax.tree_util.SequenceKey, jax.tree_util.DictKey)
+def _is_plain(tree: Any, path: tuple[Any, ...]) -> bool:
+    """Whether a path leads through dicts, lists and tuples, and no kinds of them."""
+    for key in path:
+        if type(tree) not in (dict, list, tuple):
+            return False
+        tree = tree[_step(key)]
+    return True
 
 
 def _step(key: Any) -> Any:

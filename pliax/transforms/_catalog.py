@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from pliax.core.guards import LARGEST, Assumptions, Symbol
+from pliax.core.provenance import NOT_THE_USERS
 
 from . import specialization
 from ._arguments import Leaf, Parameters
@@ -99,6 +100,7 @@ class Catalog:
                 if isinstance(wanted, str) and is_dynamic:
                     names[position] = wanted
         marked = marks(positions, args, kwargs)
+        self._refuse_static(marked, names)
         used = {p: kind for p, kind in marked.items() if p not in names}
         symbols = {name: self._symbol(name) for name in sorted(self.sizes.names)}
         return Declared(
@@ -110,6 +112,17 @@ class Catalog:
             strong=frozenset(p for p, k in used.items() if k == "dynamic"),
             everything=self.options.dynamic,
         )
+
+    def _refuse_static(
+        self, marked: Mapping[Position, str], names: Mapping[Position, str]
+    ) -> None:
+        """A size cannot be a constant and have a name."""
+        for position, kind in marked.items():
+            if kind == "static" and position in names:
+                raise ValueError(
+                    f"{self.parameters.owner}: {position.name} is marked by px.static, "
+                    f"but dims names it {names[position]!r}.\nTake one of them away."
+                )
 
     def _symbol(self, name: str) -> Symbol:
         dim = self.sizes.dims.get(name)
@@ -163,13 +176,41 @@ class Catalog:
         told = family.decided
         reading = family.read(sizes)
         tell_sizes(owner, told, family.decided, reading, sizes)
-        entry = self._trace(family, reading, args, kwargs)
+        entry = self._by_hints(family, reading, sizes, args, kwargs)
+        if entry is None:
+            entry = self._trace(family, reading, args, kwargs)
         entry.reason = reason
         values = entry.match(sizes)
         if values is None:
             raise AssertionError("an entry does not serve the call it was traced for")
         family.entries.append(entry)
         return entry, values
+
+    def _by_hints(
+        self,
+        family: Family,
+        reading: Reading,
+        sizes: tuple[int, ...],
+        args: tuple,
+        kwargs: dict,
+    ) -> Entry | None:
+        """A first trace that decides by the hints of Dims; None if others must."""
+        hints = {name: dim.hint for name, dim in self.sizes.dims.items() if dim.hint}
+        symbols = tuple(
+            dataclasses.replace(s, hint=hints.get(s.name, s.hint))
+            for s in reading.symbols
+        )
+        values = {s.name: s.hint for s in symbols if s.hint is not None}
+        allowed = (specialization.holds(c, values) for c in self._constraints())
+        if family.entries or symbols == reading.symbols or not all(allowed):
+            return None
+        hinted = dataclasses.replace(reading, symbols=symbols)
+        entry = self._trace(family, hinted, args, kwargs)
+        if entry.match(sizes) is not None:
+            return entry
+        entry.reason = "the hint of a Dim"
+        family.entries.append(entry)
+        return None
 
     def _why(self, family: Family, sizes: tuple[int, ...], facts: Any) -> str:
         if family.entries:
@@ -192,12 +233,13 @@ class Catalog:
         text = (
             f"{self.parameters.owner}: {count + 1} traces, more than recompile_limit="
             f"{limit}. The last was needed because of: {reason}\n"
-            "Name the sizes that change with dims, or raise recompile_limit."
+            "Name sizes that change with dims, pass what is not static as an argument, "
+            "or raise recompile_limit."
         )
         if self.options.on_limit == "raise":
             raise RecompileLimitError(text)
         if count == limit:
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(text, skip_file_prefixes=NOT_THE_USERS)
 
     def _trace(
         self, family: Family, reading: Reading, args: tuple, kwargs: dict

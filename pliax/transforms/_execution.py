@@ -21,7 +21,7 @@ from ._donation import delete
 from ._families import Reading
 from ._ledger import Calls
 from .padding.interpreter import run_whole
-from .padding.layouts import Bucket, Padded, UnboundedSizeError
+from .padding.layouts import Bucket, Padded, UnboundedSizeError, physical_shape
 from .tracing import SymbolicTrace
 
 
@@ -185,7 +185,7 @@ class Plan:
             values=dict(values),
             calls=self.tally.part(*self._elements(values)),
             paddings=tuple(paddings),
-            places=places([path for path, _ in paths], paddings),
+            places=places((args, kwargs), [path for path, _ in paths], paddings),
             cuts=cuts,
         )
 
@@ -196,7 +196,7 @@ class Plan:
         found = {}
         for i, v in enumerate(trace.jaxpr.outvars):
             try:
-                physical = bucket.shape(v.aval.shape)
+                physical = physical_shape(bucket, v.aval.shape)
             except UnboundedSizeError:  # to be refused with the line it comes from
                 continue
             shape = tuple(most(n, trace.assumptions, values) for n in v.aval.shape)

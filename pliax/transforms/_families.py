@@ -119,9 +119,17 @@ class Family:
         return self._with_hints(wanted, symbols, sizes)
 
     def _has_empty(self, sizes: Sequence[int]) -> bool:
-        """Whether an axis that `dims` names has no elements: a case of its own."""
-        pairs = zip(self.positions, sizes, strict=True)
-        return any(n == 0 and p in self.declared.names for p, n in pairs)
+        """Whether an axis that `dims` names has no elements: a case of its own.
+
+        So is a name that is 0 or less where an expression has a size: b of "b + 1".
+        """
+        names = self.declared.names
+        pairs = list(zip(self.positions, sizes, strict=True))
+        if any(n == 0 and p in names for p, n in pairs):
+            return True
+        wanted = tuple(names.get(p, n) for p, n in pairs)
+        known = Reading(self.positions, wanted, ()).bind(sizes) or {}
+        return any(n < 1 for n in known.values())
 
     def constant(self, sizes: Sequence[int]) -> Reading:
         """A reading that takes every size for a constant."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import AxisType
 
 from pliax.core.guards import Assumptions
 from pliax.core.marks import Marked
@@ -34,6 +35,23 @@ def unmarked(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return jax.tree.map(bare, (args, kwargs), is_leaf=_is_marked)
 
 
+def hold_descriptions(structure: Any, leaves: Sequence[Any]) -> bool:
+    """Whether containers can be built around what only describes arrays.
+
+    JAX does so where it compiles stage by stage. A class whose constructor converts
+    what it is given holds arrays alone.
+    """
+    try:
+        found = [jax.stages.ArgInfo(jax.typeof(x), False) for x in leaves]
+    except (TypeError, OverflowError):  # no arrays, which is told in other words
+        return True
+    try:
+        jax.tree.unflatten(structure, found)
+    except Exception:  # whatever a user's class raises
+        return False
+    return True
+
+
 def marks(
     positions: Sequence[Position], args: tuple, kwargs: dict
 ) -> dict[Position, str]:
@@ -44,6 +62,13 @@ def marks(
         for p in positions
         if _is_marked(marked[p.leaf]) and p.axis in marked[p.leaf].axes
     }
+
+
+def marks_of(names: Sequence[str], args: tuple, kwargs: dict) -> dict[str, str]:
+    """The mark of each argument that has one, in words."""
+    marked = jax.tree.leaves((args, kwargs), is_leaf=_is_marked)
+    pairs = zip(names, marked, strict=True)
+    return {name: str(x) for name, x in pairs if _is_marked(x)}
 
 
 def abstract(reading: Reading, leaf: int, value: Any, assumptions: Assumptions) -> Any:
@@ -57,8 +82,21 @@ def abstract(reading: Reading, leaf: int, value: Any, assumptions: Assumptions) 
     aval: Any = jax.typeof(value)
     if any(isinstance(n, str) for n in shape):
         shape = assumptions.parse(", ".join(map(str, shape)))
-        return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
+        weak, sharding = aval.weak_type, _sharding_of_known(aval, shape)
+        return jax.ShapeDtypeStruct(
+            shape, aval.dtype, weak_type=weak, sharding=sharding
+        )
     return aval
+
+
+def _sharding_of_known(aval: Any, shape: Sequence[Any]) -> Any:
+    """Where an Explicit mesh has an array, if only known sizes are divided there."""
+    sharding = aval.sharding
+    if AxisType.Explicit not in sharding.mesh.axis_types:
+        return None
+    pairs = zip(shape, sharding.spec, strict=False)
+    divided = any(axes and not isinstance(size, int) for size, axes in pairs)
+    return None if divided else sharding
 
 
 def raise_as_jax(function: Callable[..., Any], args: tuple, kwargs: dict) -> None:

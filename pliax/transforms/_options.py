@@ -1,10 +1,12 @@
 """What the user asked of ``px.compile``, read and checked."""
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from typing import Any
 
-from pliax.core.constraints import constraint
+from pliax.core.constraints import FUNCTIONS, constraint
+from pliax.core.dims import evaluate_text
 
 from ._sizes import Sizes, names_in
 
@@ -36,9 +38,15 @@ class Options:
 
 def read_where(where: Any, sizes: Sizes, owner: str) -> tuple[str, ...]:
     """The conditions on named sizes, in `jax.export`'s notation."""
-    texts = (where,) if isinstance(where, str) else tuple(where)
+    if where is None:
+        return ()
+    if not isinstance(where, Iterable):
+        raise TypeError(
+            f"{owner}: where is {where!r} of type {type(where).__name__}.\n"
+            'Pass conditions as strings, ("t <= 4096", "b % 8 == 0").'
+        )
     found = []
-    for text in texts:
+    for text in (where,) if isinstance(where, str) else where:
         if not isinstance(text, str):
             raise TypeError(
                 f"{owner}: where holds {text!r} of type {type(text).__name__}.\n"
@@ -80,14 +88,19 @@ def check_options(options: Options, owner: str) -> None:
 
 
 def bounds_of(name: str, constraints: Iterable[str]) -> tuple[int, int | None]:
-    """What "t >= 16" and "t <= 4096" say of one size."""
+    """What "t >= 16" and "2*t <= 4096" say of one size."""
     low, high = 1, None
     for text in constraints:
-        for relation in ("<=", ">="):
-            left, _, right = (part.strip() for part in text.partition(relation))
-            if left == name and right.isdecimal():
-                number = int(right)
-                low = max(low, number) if relation == ">=" else low
-                if relation == "<=":
-                    high = number if high is None else min(high, number)
+        left, relation, right = re.split(r"([<>=]=)", text)
+        if names_in(text) != {name} or any(f in text for f in (*FUNCTIONS, "^")):
+            continue
+        at = [evaluate_text(f"{left} - ({right})", {name: n}) for n in (0, 1)]
+        slope = at[1] - at[0]
+        if relation == ">=":
+            at, slope = [-n for n in at], -slope
+        if slope > 0 or (slope and relation == "=="):  # slope * n + at[0] <= 0
+            most = -at[0] // slope
+            high = most if high is None else min(high, most)
+        if slope < 0:
+            low = max(low, -(at[0] // slope))
     return low, high

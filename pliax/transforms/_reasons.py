@@ -48,6 +48,7 @@ class CallFacts:
         structure: the pytree of the arguments.
         ambient: settings of JAX.
         sizes: the sizes that dims names, each with the array it was read off.
+        marks: on the arguments that px.dynamic and its like wrap.
     """
 
     arrays: Mapping[str, ArrayFacts]
@@ -55,6 +56,7 @@ class CallFacts:
     structure: str
     ambient: Mapping[str, str]
     sizes: Mapping[str, tuple[int, str]]
+    marks: Mapping[str, str]
 
 
 def read_facts(
@@ -62,6 +64,7 @@ def read_facts(
     args: tuple,
     kwargs: dict,
     sizes: Mapping[str, tuple[int, Leaf]],
+    marks: Mapping[str, str],
 ) -> CallFacts:
     """The facts of one call, arguments named after the signature."""
     statics = parameters.statics(args, kwargs)
@@ -76,6 +79,7 @@ def read_facts(
         structure=str(jax.tree.structure(bare)),
         ambient=ambient | {"mesh": str(jax.sharding.get_abstract_mesh())},
         sizes={name: (size, leaf.name) for name, (size, leaf) in sizes.items()},
+        marks=marks,
     )
 
 
@@ -125,7 +129,8 @@ def _outside(outside: Stats) -> list[str]:
         return []
     return [
         f"Without an executable of their own (inside other transformations, under "
-        f"disable_jit, or failed): {outside.calls} calls, {outside.traces} traces."
+        f"disable_jit, of classes that hold nothing but arrays, or failed): "
+        f"{outside.calls} calls, {outside.traces} traces."
     ]
 
 
@@ -164,6 +169,7 @@ def _differences(new: CallFacts, old: CallFacts) -> _Differences:
             for c in _array_changes(n, *pair, n in resized)
         ),
         *_static_changes(new.statics, old.statics),
+        *_mark_changes(new.marks, old.marks),
         *_setting_changes(new.ambient, old.ambient),
     ]
     texts = [f"{name}: {was} -> {now}" for name, (was, now) in named.items()]
@@ -232,6 +238,14 @@ def _static_changes(new: Mapping, old: Mapping) -> list[str]:
             was, now = map(_shorten, texts)
             lines.append(f"new static value: `{name}`: {was} -> {now}")
     return lines
+
+
+def _mark_changes(new: Mapping[str, str], old: Mapping[str, str]) -> list[str]:
+    return [
+        f"new mark: `{n}`: {old.get(n, 'none')} -> {new.get(n, 'none')}"
+        for n in {**new, **old}
+        if new.get(n) != old.get(n)
+    ]
 
 
 def _setting_changes(new: Mapping, old: Mapping) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pliax.core.constraints import FUNCTIONS, expression, is_name
 from pliax.core.dims import evaluate_text
 from pliax.core.marks import Dim
 
@@ -289,23 +290,30 @@ def _read_size(entry: str, text: str, where: str) -> str | int | None:
         return None
     if entry.isdecimal() and entry.isascii():
         return int(entry)
-    if entry.isidentifier():
+    if is_name(entry):
         return entry
-    try:
-        (_,) = jax.export.symbolic_shape(entry)
-    except ValueError:
+    written = (entry, expression(entry) or "")
+    found = next(filter(_is_read, written), None)
+    if found is None or entry.isidentifier() or not names_in(entry):
         raise ValueError(
             f"{where} is {text!r}, where {entry!r} cannot be read.\nAn entry is a "
             f'name, an expression of names ("2*b", "t - 1"), an integer or "_" (any '
             f'size), and "..." may stand last.'
-        ) from None
-    return entry
+        )
+    return found
+
+
+def _is_read(text: str) -> bool:
+    try:
+        return len(jax.export.symbolic_shape(text)) == 1
+    except ValueError:
+        return False
 
 
 def names_in(expression: str) -> frozenset[str]:
     """The names of sizes in one entry of a shape."""
     names = _NAME.findall(expression)
-    return frozenset(names) - {"max", "min", "floordiv", "mod"}
+    return frozenset(names).difference(FUNCTIONS)
 
 
 def _value(expression: str, sizes: Mapping[str, int]) -> int:

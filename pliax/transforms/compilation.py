@@ -46,7 +46,7 @@ from ._donation import are_donated, note_deleted
 from ._execution import Bound, Plan
 from ._families import Family, sizes_of_leaves
 from ._inside import run_inside
-from ._kinds import kind, unmarked
+from ._kinds import hold_descriptions, kind, marks_of, unmarked
 from ._ledger import Ledger, Stats
 from ._logs import tell_executable
 from ._options import Options, check_options, read_where
@@ -192,7 +192,7 @@ class CompiledFunction(Dispatched):
         key = (structure, call_context(), kinds)
         bound = self._known.get((key, sizes))
         if bound is None:
-            if jax.config.jax_disable_jit:
+            if jax.config.jax_disable_jit or not hold_descriptions(structure, leaves):
                 return self._call_plainly(args, kwargs)
             bound = self._bind_once(_Call(key, sizes, args, kwargs))
         start = perf_counter()
@@ -312,9 +312,10 @@ class CompiledFunction(Dispatched):
     # --- what is known ----------------------------------------------------------------
 
     def _facts(self, args: tuple, kwargs: dict) -> Any:
-        args, kwargs = unmarked(args, kwargs)
-        named = self._sizes.read(self._check_leaves(args, kwargs))
-        return read_facts(self._parameters, args, kwargs, named)
+        bare = unmarked(args, kwargs)
+        leaves = self._check_leaves(*bare)
+        marks = marks_of([leaf.name for leaf in leaves], args, kwargs)
+        return read_facts(self._parameters, *bare, self._sizes.read(leaves), marks)
 
     def _all_facts(self) -> list[Any]:
         return [plan.facts for plan in (*self._plans, *self._noticed) if plan.facts]

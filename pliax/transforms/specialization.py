@@ -69,7 +69,22 @@ def geometric(
     return listed(sorted({min(n, high) for n in lengths} | {high}))
 
 
-def listed(lengths: Sequence[int]) -> Buckets:
+def in_multiples(
+    low: int, high: int | None, histogram: Mapping[int, int] | None, step: int
+) -> Buckets:
+    """Geometric lengths of sizes that are all multiples of one number."""
+    if step == 1:
+        return geometric(low, high, histogram)
+    counts: dict[int, int] = {}
+    for n, count in (histogram or {}).items():
+        counts[-(-n // step)] = counts.get(-(-n // step), 0) + count
+    most = None if high is None else high // step
+    found = geometric(-(-low // step), most, counts)
+    lengths = tuple(step * n for n in found.lengths)
+    return Buckets(lengths, lambda size: step * found.choose(-(-size // step)))
+
+
+def listed(lengths: Sequence[int], name: str = "sizes") -> Buckets:
     """Given lengths; a size takes the first that holds it."""
     lengths = tuple(sorted(set(lengths)))
 
@@ -77,23 +92,25 @@ def listed(lengths: Sequence[int]) -> Buckets:
         place = bisect.bisect_left(lengths, size)
         if place == len(lengths):
             raise ValueError(
-                f"the size {size} is larger than the largest bucket {lengths[-1]}"
+                f"px.compile: the size {size} is larger than the largest bucket "
+                f"{lengths[-1]} of {name}.\nAdd a bucket that holds it, or say max=."
             )
         return lengths[place]
 
     return Buckets(lengths, choose)
 
 
-def chosen(choose: Callable[[int], Any]) -> Buckets:
+def chosen(choose: Callable[[int], Any], name: str) -> Buckets:
     """By a function of the user's."""
 
     def checked(size: int) -> int:
         length = choose(size)
-        if not isinstance(length, int) or length < size:
+        if not isinstance(length, int | np.integer) or length < size:
             raise ValueError(
-                f"buckets({size}) is {length!r}, which does not hold {size} elements"
+                f"px.compile: the buckets of {name} gave {length!r} for {size}.\n"
+                f"Return an integer of at least {size}."
             )
-        return length
+        return int(length)
 
     return Buckets((), checked)
 
@@ -159,13 +176,14 @@ def buckets_of(
 ) -> Buckets:
     """The buckets of a named size; `histogram` places those that are geometric."""
     if dim is None or dim.buckets == "geometric":
-        return geometric(max(symbol.low, 1), symbol.high, histogram)
+        step = dim.multiple_of if dim else 1
+        return in_multiples(max(symbol.low, 1), symbol.high, histogram, step)
     if dim.buckets is None:
         return EXACT
     given: Any = dim.buckets
     if callable(given):
-        return chosen(given)
-    return listed(given)
+        return chosen(given, symbol.name)
+    return listed(given, symbol.name)
 
 
 def special_part(

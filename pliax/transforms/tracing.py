@@ -26,6 +26,8 @@ from pliax.core.provenance import NOWHERE, Place, calling_place, user_place
 from pliax.core.ragged import as_result, logical
 from pliax.core.unbacked import asserts, births, numbers_of_cases, tracing_context
 
+from ._other_sizes import works_elsewhere
+
 
 class NotSymbolicError(Exception):
     """A function that cannot be traced for all sizes at once.
@@ -196,9 +198,11 @@ def _traced(
     assumptions = Assumptions(symbols, constraints, unify=True, owner=owner)
     try:
         return trace_under(assumptions, f, make_args)
-    except ConstraintViolationError as second:
-        raise second from first
-    except Exception:
+    except Exception as second:
+        is_violation = isinstance(second, ConstraintViolationError)
+        in_vain = assumptions.is_one and works_elsewhere(f, make_args, assumptions)
+        if is_violation and not in_vain:
+            raise second from first
         place = place_of(first)
         place = calling_place() if place is NOWHERE else place
         raise NotSymbolicError(first_line(first), place, first) from first

@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import re
 import threading
 import warnings
 
@@ -202,6 +203,9 @@ def test_conditions_on_sizes_are_checked_and_used():
         ({"where": "t <= 4"}, ValueError, "dims names no 't'"),
         ({"where": "b != 4"}, ValueError, "cannot be read"),
         ({"where": (3,)}, TypeError, "where holds 3"),
+        ({"where": 3}, TypeError, "where is 3"),
+        ({"where": "b / 2 <= 4"}, ValueError, "cannot be read"),
+        ({"where": "b <= 2.5"}, ValueError, "cannot be read"),
         ({"padding": "always"}, ValueError, "Pass one of auto, require, never"),
         ({"recompile_limit": 0}, ValueError, "at least 1"),
         ({"on_limit": "stop"}, ValueError, "on_limit is 'stop'"),
@@ -210,6 +214,49 @@ def test_conditions_on_sizes_are_checked_and_used():
 def test_wrong_options_are_refused(options, error, text):
     with pytest.raises(error, match=text):
         px.compile(lambda x: x, dims={"x": "b"}, **options)
+
+
+@pytest.mark.parametrize("name", ["max", "mod", "True", "None", "floordiv(b)"])
+def test_a_size_cannot_be_called_like_a_function(name):
+    with pytest.raises(ValueError, match="cannot be read"):
+        px.compile(lambda x: x, dims={"x": name})
+    with pytest.raises(ValueError, match="identifier that a size can have"):
+        px.Dim(name)
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["t <= 100", "t < 101", "100 >= t", "t <= 10*10", "2*t <= 201", "-t >= -100"],
+)
+def test_any_linear_condition_bounds_the_buckets(where):
+    f = px.compile(lambda x: x.sum(), dims={"x": "t"}, where=where)
+    for t in range(1, 101):
+        assert f(ones(t)) == t
+    assert f.stats.compilations <= 14
+    with pytest.raises(ValueError, match="where says"):
+        f(ones(101))
+
+
+def test_dims_take_the_operators_of_python():
+    f = px.compile(lambda x, y: x[::2] * y, dims={"x": "t", "y": "(t + 1) // 2"})
+    for t in (5, 6, 1):
+        same(f(counting(t), ones((t + 1) // 2)), counting(t)[::2])
+    with pytest.raises(ValueError, match="is floordiv"):
+        f(counting(5), ones(2))
+
+
+def test_a_hint_decides_the_branches_of_the_first_trace():
+    dim = px.Dim("t", hint=9)
+    f = px.compile(
+        lambda x: 2 * x if len(x.shape) and x.shape[0] > 5 else x, dims={"x": dim}
+    )
+    same(f(counting(7)), 2 * counting(7))
+    assert f.guards and "t > 5" in f.explain()
+    f = px.compile(lambda x: 2 * x if x.shape[0] > 5 else x, dims={"x": dim})
+    for t, factor in ((3, 1), (9, 2), (4, 1), (12, 2)):
+        same(f(counting(t)), factor * counting(t))
+    assert f.stats.traces == 2
+    assert "t <= 5" in f.explain() and "t > 5" in f.explain()
 
 
 def test_a_dim_refuses_other_sizes():
@@ -231,6 +278,9 @@ def test_a_dim_refuses_other_sizes():
         ({"multiple_of": 0}, ValueError, "multiple_of is 0"),
         ({"hint": 3, "multiple_of": 2}, ValueError, "hint is 3"),
         ({"max": 2.5}, TypeError, "max is 2.5"),
+        ({"min": 5, "max": 7, "multiple_of": 8}, ValueError, "no multiple of 8"),
+        ({"histogram": {"a": 3}}, TypeError, "Pass a mapping from sizes"),
+        ({"histogram": [1, 2]}, TypeError, "Pass a mapping from sizes"),
         ({"buckets": "linear"}, TypeError, "buckets is 'linear'"),
         ({"buckets": []}, ValueError, "at least one length"),
         ({"buckets": [8], "max": 9}, ValueError, "largest bucket is 8, but max is 9"),
@@ -264,6 +314,12 @@ def test_a_static_mark_keeps_each_size_a_constant():
     for t in (3, 4, 5):
         same(f(px.static(counting(t))), counting(t) * 2)
     assert f.stats.traces == 3
+
+
+@pytest.mark.parametrize("axis", [0.5, (0,), "0"])
+def test_marks_refuse_what_is_no_axis(axis):
+    with pytest.raises(TypeError, match="Name axes one by one"):
+        px.dynamic(ones(3), axis)
 
 
 @pytest.mark.parametrize("mark", [px.dynamic, px.maybe_dynamic, px.static])
@@ -305,9 +361,29 @@ def test_buckets_are_what_the_user_says(buckets, wanted):
     assert any("<=" in group for group in f.stats.groups) == (buckets is not None)
 
 
+@pytest.mark.parametrize("top", [1024, 1100, None])
+def test_buckets_of_multiples_are_multiples(top):
+    dim = px.Dim("t", max=top, multiple_of=128)
+    f = px.compile(lambda x: x.sum(), dims={"x": dim})
+    for t in (128, 256, 640, 1024, 384):
+        assert f(ones(t)) == t
+    assert f.stats.compilations == 5
+    assert f.stats.waste == 0 or top is None
+    assert all(int(n) % 128 == 0 for n in re.findall(r"t<=(\d+)", f.explain()))
+
+
+@pytest.mark.parametrize("length", [np.int64(8), 8])
+def test_a_function_of_buckets_may_return_any_integer(length):
+    dim = px.Dim("t", buckets=lambda size: length)
+    f = px.compile(lambda x: x.sum(), dims={"x": dim})
+    assert f(ones(3)) == 3 and f(ones(8)) == 8
+    with pytest.raises(ValueError, match=r"the buckets of t gave .*8.* for 9"):
+        f(ones(9))
+
+
 def test_a_size_beyond_the_largest_bucket_is_named():
     f = px.compile(lambda x: x.sum(), dims={"x": px.Dim("t", buckets=[4])})
-    with pytest.raises(ValueError, match="5 is larger than the largest bucket 4"):
+    with pytest.raises(ValueError, match="5 is larger than the largest bucket 4 of t"):
         f(ones(5))
 
 
@@ -447,6 +523,7 @@ def test_too_many_traces_warn_once_and_go_on():
             same(f(counting(t)), counting(t) * t)
     (warning,) = [w for w in caught if "recompile_limit=2" in str(w.message)]
     assert "guard failed: s0 == 4" in str(warning.message)
+    assert warning.filename == __file__
 
 
 def test_too_many_traces_raise_where_that_is_asked():
@@ -514,6 +591,30 @@ def test_sizes_that_are_spread_over_devices_stay_exact(kind):
             assert f(x).sharding.spec == jax.P("x")
     assert f.stats.traces == 1
     assert set(f.stats.groups) == {"b=8, t<=3", "b=8, t<=7", "b=12, t<=7"}
+
+
+def test_a_program_sees_where_explicit_axes_have_its_arrays():
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,))
+
+    def f(x):
+        is_spread = jax.typeof(x).sharding.spec[0] == "x"
+        rows = jax.lax.scan(lambda h, r: (h + r, None), jnp.zeros_like(x[:, 0]), x.T)[0]
+        return jax.sharding.reshard(rows * (2 if is_spread else 3), jax.P("x"))
+
+    for padding in ("require", "auto", "never"):
+        compiled = px.compile(f, dims={"x": "_, t"}, padding=padding)
+        with jax.set_mesh(mesh):
+            for t in (3, 6, 7):
+                x = jax.device_put(counting(8, t), NamedSharding(mesh, jax.P("x")))
+                found, wanted = compiled(x), jax.jit(f)(x)
+                same(found, wanted)
+                assert jax.typeof(found) == jax.typeof(wanted)
+
+
+def test_a_size_with_a_name_is_no_constant():
+    f = px.compile(lambda x: x.sum(), dims={"x": "t"})
+    with pytest.raises(ValueError, match=r"marked by px.static, but dims names it 't'"):
+        f(px.static(ones(3), 0))
 
 
 def test_spread_arrays_are_padded_and_cut_where_they_are_whole(caplog):

@@ -1,5 +1,6 @@
 """px.compile means what jax.jit means, and says truly what it compiled."""
 
+import collections
 import copy
 import dataclasses
 import functools
@@ -12,6 +13,7 @@ import time
 import traceback
 import warnings
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,7 @@ from hypothesis import given, strategies as st
 from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding
 
+import pliax as px
 from pliax.transforms import CompiledFunction, compile as px_compile
 from pliax.transforms._arguments import check_callable, read_parameters
 
@@ -153,6 +156,56 @@ def test_weak_type_is_its_own_entry():
     f(jnp.float32(1.0))
     assert counts(f) == (2, 2, 2)
     assert "new weak type: `x`: weak f32[] -> f32[]" in f.explain()
+
+
+Pair = collections.namedtuple("Pair", ["a", "b"])
+
+
+def test_a_mark_is_told_as_what_is_new():
+    f = px_compile(lambda x: x)
+    f(ones(4))
+    f(px.dynamic(ones(4), 0))
+    assert "new mark: `x`: none -> px.dynamic on axes (0)" in f.explain()
+
+
+@pytest.mark.parametrize(
+    "contain",
+    [
+        collections.OrderedDict,
+        lambda d: collections.defaultdict(int, d),
+        flax.core.freeze,
+        lambda d: [Pair(**d), d],
+    ],
+)
+def test_containers_of_any_kind_are_padded(contain):
+    f = px_compile(lambda tree: sum(x.sum() for x in jax.tree.leaves(tree)))
+    for n in (3, 4, 6, 8, 7):
+        assert f(contain({"a": ones(n), "b": ones(2)})) == f.__wrapped__(
+            contain({"a": ones(n), "b": ones(2)})
+        )
+    assert f.stats.traces == 2
+
+
+@jax.tree_util.register_pytree_node_class
+class Converting:
+    """A container that makes arrays of whatever it is given."""
+
+    def __init__(self, value):
+        self.value = jnp.asarray(value)
+
+    def tree_flatten(self):
+        return (self.value,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def test_containers_that_convert_what_they_hold_are_served_as_by_jit():
+    f = px_compile(lambda x: 2 * x.value)
+    for n in (3, 4, 5):
+        np.testing.assert_array_equal(f(Converting(np.ones(n))), 2 * np.ones(n))
+    assert "of classes that hold nothing but arrays" in f.explain()
 
 
 def test_prng_keys():

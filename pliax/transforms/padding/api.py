@@ -21,7 +21,7 @@ from pliax.transforms._arguments import (
     describe_callable,
     read_parameters,
 )
-from pliax.transforms._sizes import Sizes, read_sizes
+from pliax.transforms._sizes import Sizes, names_in, read_sizes
 from pliax.transforms.tracing import (
     NotSymbolicError,
     SymbolicTrace,
@@ -161,7 +161,14 @@ class PaddedFunction:
 
     def _require(self, guard: Guard, sizes: Mapping[str, Any]) -> None:
         known = {n: int(s) for n, s in sizes.items() if _is_known(s)}
-        if len(known) == len(sizes) and not guard.holds(known):
+        if unknown := sorted(names_in(guard.condition) - known.keys()):
+            raise PaddingRefused(
+                "guard",
+                f"the program holds where {guard.condition}, which nobody can check "
+                f"while {unknown[0]} is traced; say so with where=, or pass integers",
+                guard.place,
+            )
+        if not guard.holds(known):
             raise ValueError(
                 f"{self._parameters.owner}: the program holds where "
                 f"{guard.condition}, which {known} does not satisfy.\n"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .layouts import Bucket, Padded
-from .reductions import same_size
+from .reductions import same_size, zero_of
 from .rules import bind, rule, sizes_of
 
 
@@ -38,7 +38,7 @@ def ragged_dot_general(bucket: Bucket, eqn: Any, *operands: Padded) -> Padded:
 
 def zero(x: Padded) -> Any:
     """0 of the type that constants of its dtype have."""
-    return x.dtype.type(0).item()
+    return zero_of(x.dtype)
 
 
 def _places(x: Padded, axes: Sequence[int]) -> tuple[int, ...]:

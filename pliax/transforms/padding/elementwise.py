@@ -69,7 +69,7 @@ def _met(
 ) -> Padded:
     """An operand in the factors of the result, or 1 where it stands for an axis."""
     wanted = [
-        factors if same(bucket.size(product(own)), n) else (1,) * len(factors)
+        (1,) * len(factors) if bucket.size(product(own)) == 1 and n != 1 else factors
         for own, factors, n in zip(x.axes, axes, sizes, strict=True)
     ]
     return bucket.arranged(x, wanted)
@@ -86,14 +86,20 @@ def _fold(eqn: Any, operands: Sequence[Padded], axes: Sequence[Factors]) -> Any:
     operation = _FOLDED.get(name)
     if operation is None or not all(type(f) in (int, float) for f in fills):
         return None
-    return operation(*fills) if np.all(np.isfinite(fills)) else None
+    return _cast(operation(*fills), eqn.outvars[0].aval.dtype)
 
 
 def _cast(fill: Any, dtype: Any) -> Any:
-    """A fill in another dtype, where it keeps its value."""
-    if fill is None or not jnp.issubdtype(dtype, jnp.number) or fill != fill // 1:
+    """A fill in a dtype, where it is an integer that neither wraps nor is rounded."""
+    if type(fill) not in (int, float) or not np.isfinite(fill) or fill != fill // 1:
         return None
-    return int(fill) if jnp.issubdtype(dtype, jnp.integer) else float(fill)
+    if jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        return int(fill) if limits.min <= fill <= limits.max else None
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return None
+    most = min(2 ** (jnp.finfo(dtype).nmant + 1), float(jnp.finfo(dtype).max))
+    return float(fill) if abs(fill) <= most else None
 
 
 @rule("bitcast_convert_type")
@@ -137,8 +143,11 @@ def empty(bucket: Bucket, eqn: Any) -> Padded:
 @rule("dim_as_value")
 def dim_as_value(bucket: Bucket, eqn: Any) -> Padded:
     """A size as a scalar."""
-    scalar = bucket.scalar(eqn.params["dim"])
     dtype = eqn.outvars[0].aval.dtype
+    of_dtype = bucket.wide if dtype == jnp.int64 else bucket.scalar
+    scalar = of_dtype(eqn.params["dim"])
+    if scalar.dtype == dtype:
+        return Padded(scalar, ())
     return Padded(lax.convert_element_type(scalar, dtype), ())
 
 

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pliax.core.dims import Size
+
 from .interpreter import run
 from .layouts import Bucket, Padded, product
 from .positions import Windows, located, overwritten, packed, reachable, read
@@ -61,7 +63,9 @@ def gather(bucket: Bucket, eqn: Any, x: Padded, indices: Padded) -> Padded:
     windows = located(reachable(selection), starts)
     data = _if_any(selection, read(windows))
     if inside is not None:
-        outside = lax.full_like(data, eqn.params["fill_value"])
+        value = eqn.params["fill_value"]
+        value = bucket.scalar(value) if isinstance(value, Size) else value
+        outside = lax.full_like(data, value)
         data = lax.select(windows.everywhere(inside), data, outside)
     return Padded(data, windows.axes)
 

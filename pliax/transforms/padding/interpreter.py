@@ -20,7 +20,14 @@ from pliax.core.unbacked import count_p
 
 from . import rules
 from .cases import Cases, cases_of, in_cases
-from .layouts import Bucket, Padded, ScopeError, UnboundedSizeError
+from .layouts import (
+    Bucket,
+    Padded,
+    ScopeError,
+    UnboundedSizeError,
+    UnrepresentableError,
+    physical_shape,
+)
 from .rules import RULES, PaddingRefused, bind, refuse, sizes_of, static
 
 
@@ -72,10 +79,19 @@ def run_whole(
             raise
         name, reason = refusal.primitive, refusal.reason
         raise PaddingRefused(name, reason, calling_place()) from None
-    return [
-        weakly_typed_as(bucket.simplified(x).data, v.aval)
-        for v, x in zip(jaxpr.outvars, results, strict=True)
-    ]
+    pairs = zip(results, jaxpr.outvars, strict=True)
+    return [weakly_typed_as(_as_long_as(bucket, x, v), v.aval) for x, v in pairs]
+
+
+def _as_long_as(bucket: Bucket, x: Padded, variable: Any) -> Any:
+    """A result's array, whose lengths follow from its own sizes alone."""
+    sizes = sizes_of(variable)
+    data = bucket.simplified(x).data
+    for axis, length in enumerate(physical_shape(bucket, sizes)):
+        if data.shape[axis] != length:
+            index = np.minimum(np.arange(length), data.shape[axis] - 1)
+            data = data[(slice(None),) * axis + (index,)]
+    return data
 
 
 def _run_from(
@@ -165,6 +181,28 @@ def _literal(value: Any) -> Padded:
 
 
 def _results(bucket: Bucket, eqn: Any, operands: list[Padded]) -> Sequence[Padded]:
+    try:
+        results = _by_rule(bucket, eqn, operands)
+    except PaddingRefused as refusal:
+        if refusal.place is not NOWHERE:
+            raise
+        # JAX keeps the trace of an inner jit, but not the line that called it.
+        name, reason = refusal.primitive, refusal.reason
+        raise PaddingRefused(name, reason, equation_place(eqn)) from None
+    except (ScopeError, UnboundedSizeError, UnrepresentableError) as error:
+        raise refuse(eqn, str(error)) from error
+    except FloatingPointError:  # what jax_debug_nans looks for
+        raise
+    except Exception as error:  # a mistake of ours must not stop the user's program
+        reason = f"its rule failed with {type(error).__name__}: {error}"
+        raise refuse(eqn, reason) from error
+    return [results] if isinstance(results, Padded) else results
+
+
+def _by_rule(
+    bucket: Bucket, eqn: Any, operands: list[Padded]
+) -> Padded | Sequence[Padded]:
+    """The equation as it is where nothing is padded, else what its rule makes of it."""
     name = eqn.primitive.name
     if name not in HIGHER_ORDER and all(x.is_exact for x in operands):
         exact = _exactly(bucket, eqn, operands)
@@ -173,20 +211,7 @@ def _results(bucket: Bucket, eqn: Any, operands: list[Padded]) -> Sequence[Padde
     found = RULES.get(name)
     if found is None:
         raise refuse(eqn, "there is no rule for it yet")
-    try:
-        results = found(bucket, eqn, *operands)
-    except PaddingRefused as refusal:
-        if refusal.place is not NOWHERE:
-            raise
-        # JAX keeps the trace of an inner jit, but not the line that called it.
-        name, reason = refusal.primitive, refusal.reason
-        raise PaddingRefused(name, reason, equation_place(eqn)) from None
-    except (ScopeError, UnboundedSizeError) as error:
-        raise refuse(eqn, str(error)) from error
-    except Exception as error:  # a mistake of ours must not stop the user's program
-        reason = f"its rule failed with {type(error).__name__}: {error}"
-        raise refuse(eqn, reason) from error
-    return [results] if isinstance(results, Padded) else results
+    return found(bucket, eqn, *operands)
 
 
 def _exactly(

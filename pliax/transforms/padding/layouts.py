@@ -10,6 +10,7 @@ and splitting are then bookkeeping; whoever needs one contiguous axis packs it.
 import contextlib
 import copy
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType
 
-from pliax.core.dims import Size, bounds, evaluate, substitute, variables
+from pliax.core.dims import Size, bounds, evaluate, magnitude, substitute, variables
 from pliax.core.unbacked import with_unbacked
 
 
@@ -75,6 +76,10 @@ class ScopeError(ValueError):
     """Something of a loop or a branch that is needed outside of it."""
 
 
+class UnrepresentableError(ValueError):
+    """Padding that would have to hold what a dtype cannot."""
+
+
 class Bucket:
     """The sizes one executable serves: how long arrays are, and what is valid.
 
@@ -107,6 +112,7 @@ class Bucket:
         self._lengths: dict[Size, int] = {}
         self._canonical: dict[Size, Any] = {}
         self._forms: dict[Any, Any] = {}
+        self._equal_forms: dict[Any, frozenset[Any]] = {}
         self._scalars: dict[Size, Any] = {}
         self._masks: dict[Any, Any] = {}
         self.checks: list[tuple[str, Any]] | None = []
@@ -134,6 +140,7 @@ class Bucket:
         ranges = {**self.ranges, str(size): (low, high)}
         ranges = with_unbacked(size.assumptions, ranges)
         scope = Bucket(ranges, self.values, self.equal)
+        scope._forms, scope._equal_forms = self._forms, self._equal_forms
         scope.checks = None if self.checks is None else []
         scope.again, scope._outside = self.again, self
         scope.recomputes = self.recomputes
@@ -184,9 +191,37 @@ class Bucket:
         if (found := self._canonical.get(size)) is None:
             found = self._simplest(substitute(size, self.equal))
             if isinstance(found, Size):
-                form = found.assumptions.same_form(found)
-                found = self._forms.setdefault(form, found)
+                found = self._representative(found)
             self._canonical[size] = found
+        return found
+
+    def _representative(self, size: Size) -> Size:
+        """The first size seen that equals one, as an expression or under the guards.
+
+        The program may take (t + 1) // 2 for -(-t // 2), which agree.
+        """
+        assumptions = size.assumptions
+        form = assumptions.same_form(size)
+        if form in self._forms:
+            return self._forms[form]
+        zero = self._zeros(assumptions)
+        for other, found in self._forms.items():
+            if zero and not zero.isdisjoint((form - other, other - form)):
+                self._forms[form] = found
+                return found
+        self._forms[form] = size
+        return size
+
+    def _zeros(self, assumptions: Any) -> frozenset[Any]:
+        """The differences that guards say are 0, which no substitution makes so."""
+        if (found := self._equal_forms.get(assumptions)) is None:
+            known = [
+                substitute(a, self.equal) - substitute(b, self.equal)
+                for a, b in assumptions.equalities
+            ]
+            forms = (assumptions.same_form(d) for d in known if isinstance(d, Size))
+            found = frozenset(d for d in forms if isinstance(d, Size))
+            self._equal_forms[assumptions] = found
         return found
 
     def _simplest(self, size: Any) -> Any:
@@ -235,7 +270,7 @@ class Bucket:
         """The value of a size at run time."""
         size = self.size(size)
         if not isinstance(size, Size):
-            return np.int32(size)
+            return np.int32(_fitting(size, size, np.int32))
         if (found := self._scalars.get(size)) is None:
             found = self._scalars[size] = self.counted(size)
         return found
@@ -252,9 +287,28 @@ class Bucket:
     def counted(self, size: Any) -> Any:
         """The value of a size at run time, whatever is known of it otherwise."""
         self.require(size)
+        for end in bounds(size, self.ranges):
+            _fitting(end, size, np.int32)
+        if magnitude(size, self.ranges) > np.iinfo(np.int32).max:
+            return self.wide(size, np.int32)
         values = {**self._known, **self.values}
         found = evaluate(size, values, {"max": jnp.maximum, "min": jnp.minimum})
         return lax.convert_element_type(found, jnp.int32)
+
+    def wide(self, size: Any, dtype: Any = np.int64) -> Any:
+        """The value of a size at run time, by way of int64."""
+        size = self.size(size)
+        if not isinstance(size, Size):
+            with jax.enable_x64(True):
+                return jnp.asarray(_fitting(size, size, np.int64), np.int64)
+        _fitting(magnitude(size, self.ranges), size, np.int64)
+        with jax.enable_x64(True):
+            known = {**self._known, **self.values}
+            values = {
+                n: lax.convert_element_type(x, np.int64) for n, x in known.items()
+            }
+            found = evaluate(size, values, {"max": jnp.maximum, "min": jnp.minimum})
+            return lax.convert_element_type(found, dtype)
 
     # --- arrays -----------------------------------------------------------------------
 
@@ -298,6 +352,10 @@ class Bucket:
         """The same array with a scalar in all its padding."""
         if x.is_exact or _is_same(x.fill, fill):
             return x
+        if not _is_in(x.dtype, fill):
+            raise UnrepresentableError(
+                f"padding would have to hold {fill}, which is no {x.dtype}"
+            )
         mask = self.valid(x.axes)
         constant = lax.full_like(x.data, fill)
         return Padded(choose(mask, x.data, constant), x.axes, fill)
@@ -384,6 +442,12 @@ class Bucket:
         return (self.size(product(finest)),)
 
 
+def physical_shape(bucket: Bucket, sizes: Sequence[Any]) -> tuple[int, ...]:
+    """The shape of a bucket's argument or result, whatever else it computes."""
+    alone = Bucket(bucket.ranges, {}, bucket.equal)
+    return tuple(alone.length(size) for size in sizes)
+
+
 def _names(key: Any) -> frozenset[str]:
     """The named sizes in a size, or in axes."""
     if isinstance(key, tuple):
@@ -421,6 +485,26 @@ def same_factors(a: Factors, b: Factors) -> bool:
 
 def _is_same(a: Any, b: Any) -> bool:
     return a is not None and type(a) is type(b) and (a == b)
+
+
+def _fitting(value: Any, size: Any, dtype: Any) -> Any:
+    """A value of a size, which must be in a dtype's range."""
+    if not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
+        name = np.dtype(dtype).name
+        raise UnrepresentableError(
+            f"{size} may be {value} here, which is too large for {name}"
+        )
+    return value
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _is_in(dtype: Any, fill: Any) -> bool:
+    """Whether a dtype has a value."""
+    try:
+        found = np.asarray(fill).astype(dtype).astype(np.asarray(fill).dtype)
+    except OverflowError:
+        return False
+    return bool(found == fill) or fill != fill  # NaN is asked of no dtype without one
 
 
 def _come_first(factors: Factors) -> bool:

@@ -9,9 +9,17 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
+from pliax.core.dims import Size
+from pliax.core.manual_axes import vary, varying_axes
+
+from .interpreter import HIGHER_ORDER, run_whole
 from .layouts import Bucket, Padded
-from .rules import bind, refuse, rule
+from .rules import bind, refuse, rule, sizes_of
+
+
+HIGHER_ORDER |= {"shard_map"}
 
 
 @rule("pure_callback", "io_callback", "debug_callback", "debug_print")
@@ -25,6 +33,14 @@ def sharding_constraint(bucket: Bucket, eqn: Any, x: Padded) -> Padded:
     """Of the bucket, if it divides among the devices."""
     x = bucket.simplified(x)
     _require_divisible(eqn, x, eqn.params["sharding"])
+    return Padded(bind(eqn, x.data), x.axes, x.fill)
+
+
+@rule("reshard")
+def reshard(bucket: Bucket, eqn: Any, x: Padded) -> Padded:
+    """Of the bucket, if it divides among the devices of an Explicit mesh."""
+    x = bucket.simplified(x)
+    _require_divisible(eqn, x, eqn.params["dst_sharding"])
     return Padded(bind(eqn, x.data), x.axes, x.fill)
 
 
@@ -56,8 +72,68 @@ def _require_divisible(eqn: Any, x: Padded, sharding: Any) -> None:
         raise refuse(eqn, reason) from error
 
 
+@rule("shard_map")
+def shard_map(bucket: Bucket, eqn: Any, *operands: Padded) -> list[Padded]:
+    """Over axes without padding: each device pads its part as the whole is padded.
+
+    The body gets the sizes as arguments.
+    """
+    params, body = eqn.params, eqn.params["jaxpr"]
+    xs = [bucket.simplified(x) for x in operands]
+    names = sorted(bucket.values)
+    sizes = [sizes_of(v) for v in eqn.outvars]
+    _require_whole(bucket, eqn, [x.factors for x in xs], params["in_specs"])
+    _require_whole(bucket, eqn, sizes, params["out_specs"])
+
+    def on_device(values: list[Any], arrays: list[Any]) -> list[Any]:
+        own = Bucket(bucket.ranges, dict(zip(names, values, strict=True)), bucket.equal)
+        own.checks = None
+        pairs = zip(arrays, body.invars, strict=True)
+        given = [own.simple(x, sizes_of(v)) for x, v in pairs]
+        return run_whole(own, getattr(body, "jaxpr", body), body.consts, given)
+
+    found = jax.shard_map(
+        on_device,
+        mesh=params["mesh"],
+        in_specs=([P()] * len(names), list(params["in_specs"])),
+        out_specs=list(params["out_specs"]),
+        axis_names=set(params["newly_manual_axes"]),
+        check_vma=params["check_vma"],
+    )([bucket.values[name] for name in names], [x.data for x in xs])
+    if any(x.shape != bucket.shape(n) for x, n in zip(found, sizes, strict=True)):
+        raise refuse(eqn, "its results have other lengths than the bucket")
+    return [bucket.simple(x, n) for x, n in zip(found, sizes, strict=True)]
+
+
+@rule("psum", "psum_invariant", "pmax", "pmin", "ppermute")
+def between_devices(
+    bucket: Bucket, eqn: Any, *operands: Padded
+) -> Padded | list[Padded]:
+    """Of elements at the same place on each device, whose arrays lie alike."""
+    results = bind(eqn, *(x.data for x in operands))
+    if not eqn.primitive.multiple_results:
+        return Padded(results, operands[0].axes)
+    return [Padded(r, x.axes) for r, x in zip(results, operands, strict=True)]
+
+
+@rule("pvary")
+def varying(bucket: Bucket, eqn: Any, x: Padded) -> Padded:
+    """The identity."""
+    (data,) = vary([x.data], varying_axes([x.data]) | set(eqn.params["axes"]))
+    return Padded(data, x.axes, x.fill)
+
+
+def _require_whole(
+    bucket: Bucket, eqn: Any, shapes: Sequence[Sequence[Any]], specs: Sequence[Any]
+) -> None:
+    """No axis with padding is divided among devices."""
+    for shape, spec in zip(shapes, specs, strict=True):
+        for size, axes in zip(shape, (*spec, *(None,) * len(shape)), strict=False):
+            if axes and isinstance(bucket.size(size), Size):
+                raise refuse(eqn, f"the size {size} is divided among devices")
+
+
 _REFUSED = {
-    "shard_map": "the body of a shard_map has the sizes of one device's part",
     "custom_partitioning": "its partitioning has a say in the sizes",
     "run_state": "references to padded arrays may be written anywhere",
     "new_ref": "references to padded arrays may be written anywhere",

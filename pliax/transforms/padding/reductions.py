@@ -4,6 +4,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+
+from pliax.core.evaluation import evaluate
 
 from .layouts import Bucket, Padded
 from .rules import bind, rule
@@ -12,19 +15,26 @@ from .rules import bind, rule
 def lowest(dtype: Any) -> Any:
     """The identity of max."""
     if jnp.issubdtype(dtype, jnp.floating):
-        return -float("inf")
+        return -float("inf") if _has_infinity(dtype) else float(jnp.finfo(dtype).min)
     return False if dtype == jnp.bool_ else int(jnp.iinfo(dtype).min)
 
 
 def highest(dtype: Any) -> Any:
     """The identity of min."""
     if jnp.issubdtype(dtype, jnp.floating):
-        return float("inf")
+        return float("inf") if _has_infinity(dtype) else float(jnp.finfo(dtype).max)
     return True if dtype == jnp.bool_ else int(jnp.iinfo(dtype).max)
 
 
-def _zero(dtype: Any) -> Any:
-    return dtype.type(0).item()
+def _has_infinity(dtype: Any) -> bool:
+    """Not so of most floats of 8 bits."""
+    return bool(np.isinf(np.asarray(np.inf, dtype)))
+
+
+def zero_of(dtype: Any) -> Any:
+    """0 of the type that constants of a dtype have, also where it has no 0."""
+    is_float = jnp.issubdtype(dtype, jnp.floating)
+    return 0.0 if is_float else np.zeros((), dtype).item()
 
 
 def _ones(dtype: Any) -> Any:
@@ -33,13 +43,13 @@ def _ones(dtype: Any) -> Any:
 
 
 IDENTITIES = {
-    "sum": _zero,
+    "sum": zero_of,
     "prod": lambda dtype: dtype.type(1).item(),
     "max": lowest,
     "min": highest,
     "and": _ones,
-    "or": _zero,
-    "xor": _zero,
+    "or": zero_of,
+    "xor": zero_of,
     "logsumexp": lowest,
 }
 
@@ -76,18 +86,35 @@ def argument(bucket: Bucket, eqn: Any, x: Padded) -> Padded:
 
 @rule("reduce")
 def general_reduce(bucket: Bucket, eqn: Any, *operands: Padded) -> list[Padded]:
-    """By any function: the padding holds the initial value, which XLA may repeat."""
+    """By any function, of which no identity is known: each value says if it counts.
+
+    The initial value counts as often as XLA takes it.
+    """
     half = len(operands) // 2
-    xs, starts = operands[:half], operands[half:]
+    xs, starts = operands[:half], [s.data for s in operands[half:]]
     gone = eqn.params["dimensions"]
     xs = bucket.aligned(xs)
-    mask = bucket.valid(xs[0].axes)
-    data = [x.data for x in xs]
-    if mask is not None:
-        data = [jnp.where(mask, x, s.data) for x, s in zip(data, starts, strict=True)]
     places = tuple(place for axis in gone for place in xs[0].places(axis))
     axes = tuple(a for i, a in enumerate(xs[0].axes) if i not in gone)
-    results = bind(eqn, *data, *(s.data for s in starts), dimensions=places)
+    data = [x.data for x in xs]
+    if all(same_size(bucket, xs[0].axes[i]) for i in gone):
+        results = bind(eqn, *data, *starts, dimensions=places)
+        return [Padded(r, axes) for r in results]
+    inner = eqn.params["jaxpr"]
+
+    def both(left: list[Any], right: list[Any]) -> list[Any]:
+        (*a, counts_a), (*b, counts_b) = left, right
+        values = [
+            lax.select(counts_a, lax.select(counts_b, found, x), y)
+            for found, x, y in zip(
+                evaluate(inner, inner.consts, [*a, *b]), a, b, strict=True
+            )
+        ]
+        return [*values, lax.bitwise_or(counts_a, counts_b)]
+
+    mask = bucket.valid(xs[0].axes)
+    starts = [*starts, np.True_]
+    *results, _ = lax.reduce([*data, mask], starts, both, places)
     return [Padded(r, axes) for r in results]
 
 

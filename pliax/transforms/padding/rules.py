@@ -15,6 +15,7 @@ from typing import Any
 
 from pliax.core._jax import bind_equation
 from pliax.core.dims import Size
+from pliax.core.manual_axes import vary, varying_axes
 from pliax.core.provenance import NOWHERE, Place, equation_place
 
 from .layouts import Bucket, Padded
@@ -61,7 +62,10 @@ def bind(eqn: Any, *values: Any, **changes: Any) -> Any:
     It keeps the settings it was traced under: they decide which bits are drawn.
     """
     changed = eqn.replace(params={**eqn.params, **changes}) if changes else eqn
-    results = bind_equation(changed, values)
+    for name, value in changed.params.items():
+        if isinstance(value, Size):  # which no array can be
+            raise refuse(eqn, f"its {name} is the size {value}")
+    results = bind_equation(changed, vary(values, varying_axes(values)))
     return results if eqn.primitive.multiple_results else results[0]
 
 

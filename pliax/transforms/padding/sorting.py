@@ -29,11 +29,19 @@ def sort(bucket: Bucket, eqn: Any, *operands: Padded) -> list[Padded]:
         results = bind(eqn, *(x.data for x in xs), dimension=place)
     else:
         keys = eqn.params["num_keys"]
+        _refuse_short_floats(eqn, xs[:keys])
         xs = [bucket.filled(x, last(x.dtype)) for x in xs[:keys]] + xs[keys:]
         stable = eqn.params["is_stable"] or not _is_lone_integer(xs)
         data = (x.data for x in xs)
         results = bind(eqn, *data, dimension=place, is_stable=stable)
     return [Padded(r, x.axes, x.fill) for r, x in zip(results, xs, strict=True)]
+
+
+def _refuse_short_floats(eqn: Any, keys: Sequence[Padded]) -> None:
+    """Floats of 8 bits, of which some call -0 NaN and XLA has no order for all."""
+    for x in keys:
+        if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize == 1:
+            raise refuse(eqn, f"no value of {x.dtype} comes behind all others")
 
 
 def _is_lone_integer(xs: Sequence[Padded]) -> bool:
@@ -58,6 +66,7 @@ def top_k(bucket: Bucket, eqn: Any, x: Padded) -> list[Padded]:
     (place,) = x.places(axis)
     data, count, stable = x.data, bucket.length(k), eqn.params["is_stable"]
     if not same_size(bucket, x.axes[axis]):
+        _refuse_short_floats(eqn, [x])
         mask, stable = bucket.valid(x.axes), True
         data = choose(mask, data, _lowest(data))
     if count > data.shape[place]:  # the bounds of k may be wider than those of t

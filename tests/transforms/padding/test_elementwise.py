@@ -29,6 +29,28 @@ def test_loops_over_elements_end_with_the_last_valid_one(f, count):
     check(f, ("b, t",) * count, args, {"b": 2, "t": 20}, bucket, tolerance=1e-6)
 
 
+FOLDED = {
+    "wraps": (lambda x: jnp.minimum(jnp.sort(x) + 1, 0), np.int32),
+    "wraps twice": (lambda x: jnp.minimum(jnp.sort(x).astype(jnp.int8), 0), np.uint8),
+    "wraps at 256": (
+        lambda x: (jnp.full(x.shape, 200, jnp.uint8) + 100).astype(int) - 300,
+        np.uint8,
+    ),
+    "is rounded": (lambda x: jnp.full(x.shape, 1e8, x.dtype) + 1 - 1e8 - 1, np.float32),
+    "is too large": (lambda x: 0 * (jnp.full(x.shape, 3e38, x.dtype) * 2), np.float32),
+    "is complex": (lambda x: jnp.array(jnp.sort(x)), np.complex64),
+}
+
+
+@pytest.mark.parametrize(("f", "dtype"), FOLDED.values(), ids=FOLDED)
+def test_padding_holds_what_it_is_believed_to_hold(f, dtype):
+    """A sum trusts that padding is 0 where that follows from how it was computed."""
+    compiled = px.compile(lambda x: f(x).sum(), dims={"x": "t"}, padding="require")
+    for t in (5, 6, 8):
+        x = np.arange(t).astype(dtype)
+        np.testing.assert_array_equal(compiled(x), jax.jit(f)(x).sum())
+
+
 def test_a_size_that_nothing_bounds_is_refused_with_its_line():
     def steps(x):
         return jnp.arange(0, 2 * x.shape[0], x.shape[0] - 2)

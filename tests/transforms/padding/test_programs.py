@@ -433,16 +433,26 @@ def test_what_would_hand_out_the_padding_is_refused(case: str) -> None:
     assert "test_programs.py" in str(refusal.value)
 
 
-def test_shards_of_padded_arrays_are_refused(mesh_4x2: Any) -> None:
-    def f(x: Any) -> Any:
-        double = jax.shard_map(
-            lambda v: 2 * v, mesh=mesh_4x2, in_specs=P(), out_specs=P()
-        )
-        return double(x)
+def _on_each(mesh: Any, spec: Any) -> Callable[..., Any]:
+    def part(x: Any, total: Any) -> Any:
+        whole = lax.psum(x.sum(keepdims=True), "x") * lax.axis_size("y")
+        return jnp.cumsum(x, -1) - whole + lax.pmax(total, "x")
 
-    law(lambda x: f(x.sum()) + x, "b, t")
-    with pytest.raises(PaddingRefused, match="shard_map: the body of a shard_map"):
-        law(f, "b, t")
+    return jax.shard_map(part, mesh=mesh, in_specs=(spec, P()), out_specs=spec)
+
+
+def test_shards_along_whole_axes_are_padded_alike(mesh_4x2: Any) -> None:
+    def f(x: Any) -> Any:
+        return _on_each(mesh_4x2, P(("x", "y")))(x, x.sum()) * 2
+
+    law(f, "8, t")
+    law(lambda x: _on_each(mesh_4x2, P(None, None, "x"))(x, x.sum()), "b, t, 4")
+    law(lambda x: f(jnp.ones((8, 1)) * x.sum()).sum() + x, "8, t")
+
+
+def test_shards_of_padded_axes_are_refused(mesh_4x2: Any) -> None:
+    with pytest.raises(PaddingRefused, match=r"the size 4 \* b is divided among"):
+        law(lambda x: _on_each(mesh_4x2, P("x"))(x, x.sum()), "4*b, t")
 
 
 def test_sharding_constraints_are_those_of_the_bucket(mesh_4x2: Any) -> None:

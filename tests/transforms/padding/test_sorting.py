@@ -11,12 +11,14 @@ from hypothesis import given, strategies as st
 from jax import lax
 from transforms.padding.checking import check, check_each, run_padded, symbolic
 
+import pliax as px
 from pliax.transforms.padding.interpreter import run
 from pliax.transforms.padding.layouts import Bucket
 from pliax.transforms.padding.rules import PaddingRefused
 
 
 HIGH = {"b": 3, "t": 32}
+SHORT = ["float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "float8_e5m2fnuz"]
 CHOICES = [{"b": b, "t": t} for b, t in ((2, 5), (1, 1), (3, 31), (3, 32), (1, 23))]
 
 _ODD = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.5, -1.5]
@@ -300,3 +302,27 @@ def test_approximate_search_beside_a_padded_axis(find):
     check_each(
         lambda x: find(x, 2), ["b, 9"], lambda s: [_values("b, 9", s)], choices, high
     )
+
+
+ORDERED = {
+    "max": lambda x: x.max(),
+    "min": lambda x: x.min(),
+    "argmax": jnp.argmax,
+    "argmin": jnp.argmin,
+    "cummax": lambda x: lax.cummax(x, reverse=True),
+    "sort": jnp.sort,
+    "top_k": lambda x: lax.top_k(x, 2)[0],
+    "dot": lambda x: jnp.dot(x, x, preferred_element_type=jnp.float32),
+}
+
+
+@pytest.mark.parametrize("dtype", [*SHORT, "float8_e8m0fnu"])
+@pytest.mark.parametrize("f", ORDERED.values(), ids=ORDERED)
+def test_floats_of_8_bits_have_an_order_or_are_refused(f, dtype):
+    """Many have no infinity, some one NaN, and one no 0."""
+    compiled = px.compile(f, dynamic=True)
+    for t in (6, 7, 5):
+        x = np.resize([1.0, 2, 3] if dtype == "float8_e8m0fnu" else [-1.0, -2, -3], t)
+        x = x.astype(getattr(jnp, dtype))
+        found, wanted = (np.asarray(g(x), np.float32) for g in (compiled, jax.jit(f)))
+        np.testing.assert_array_equal(found, wanted)

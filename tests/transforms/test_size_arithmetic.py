@@ -1,0 +1,221 @@
+"""What px.compile computes with sizes: equal ones, remainders, huge ones, none at all."""
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from jax import lax
+
+import pliax as px
+
+
+def counting(n, dtype: Any = np.float32):
+    return np.arange(n).astype(dtype)
+
+
+def agree(f, sizes, make=counting, **options):
+    """Whether a compiled function is the plain one at all sizes; the compiled one."""
+    compiled = px.compile(f, **options)
+    for n in sizes:
+        found, wanted = compiled(make(n)), jax.jit(f)(make(n))
+        assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), n
+        np.testing.assert_allclose(found, wanted, rtol=2e-6, err_msg=str(n))
+    return compiled
+
+
+# Equal sizes ------------------------------------------------------------------------
+
+
+def _strided(x):
+    return lax.conv_general_dilated(x[None, None], jnp.ones((1, 1, 3)), (2,), "SAME")
+
+
+HALVES = {
+    "every second": lambda x: x[::2],
+    "(n + 1) // 2": lambda x: x[: (x.shape[0] + 1) // 2],
+    "-(-n // 2)": lambda x: x[: -(-x.shape[0] // 2)],
+    "n - n // 2": lambda x: x[x.shape[0] // 2 :],
+    "convolution": lambda x: _strided(x)[0, 0],
+    "pool": lambda x: lax.reduce_window(x, 0.0, lax.add, (1,), (2,), "SAME"),
+}
+MEETINGS = {
+    "add": operator.add,
+    "where": lambda a, b: jnp.where(a > 2, a, b),
+    "product": lambda a, b: jnp.dot(a, b),
+    "sort": lambda a, b: lax.sort((a, b), num_keys=1)[1],
+    "loss": lambda a, b: jax.grad(lambda a: ((a - b) ** 2).sum())(a),
+}
+PAIRS = st.tuples(*[st.sampled_from(sorted(HALVES))] * 2)
+
+
+@given(names=PAIRS, meet=st.sampled_from(sorted(MEETINGS)))
+def test_equal_sizes_meet_however_they_are_written(names, meet):
+    first, second = (HALVES[name] for name in names)
+
+    def f(x):
+        return MEETINGS[meet](first(x), second(x + 1))
+
+    agree(f, (5, 4, 8, 1, 9), dims={"x": "t"})
+
+
+@pytest.mark.parametrize("meet", ["where", "sort"])
+def test_equal_sizes_meet_in_one_trace(meet):
+    def f(x):
+        return MEETINGS[meet](HALVES["convolution"](x), HALVES["every second"](x))
+
+    compiled = agree(f, (5,), dims={"x": "t"}, padding="require")
+    before = compiled.stats.traces
+    for n in (6, 7, 9):
+        np.testing.assert_allclose(compiled(counting(n)), f(counting(n)))
+    assert compiled.stats.traces == before
+
+
+@given(data=st.data())
+def test_results_are_as_long_as_their_size_says(data):
+    """Sizes of several remainders and quotients, each of which an interval misjudges."""
+    text = "n"
+    for _ in range(data.draw(st.integers(1, 3))):
+        step = data.draw(
+            st.sampled_from(["+ 3", "* 2", "// 2", "% 4", "% 3", "- n % 2"])
+        )
+        text = f"({text} {step})"
+    text = data.draw(st.sampled_from([text, f"(-{text}) % 5", f"n - n % ({text} + 1)"]))
+
+    def f(x):
+        n = x.shape[0]
+        return jnp.pad(x, (0, n))[: eval(text, {"n": n}) % (2 * n + 1)]
+
+    agree(f, (5, 8, 3, 13), dims={"x": "t"})
+
+
+def test_padding_to_a_multiple_has_its_length():
+    def f(x):
+        return jnp.pad(x, (0, -x.shape[0] % 4)).reshape(-1, 4)
+
+    agree(f, (1, 2, 8, 7), dims={"x": "t"}, padding="require")
+    padded = px.pad(f, dims={"x": "t"})
+    assert padded.out_shapes(np.ones(8), sizes={"t": 8}) == (2, 4)
+
+
+@pytest.mark.parametrize("number", [3.0, np.float64(3)])
+def test_a_size_may_equal_a_float(number):
+    agree(lambda x: 2 * x if x.shape[0] == number else x, (2, 3, 4))
+    agree(lambda x: 2 * x if x.shape[0] != 2.5 else x, (2, 3), dims={"x": "t"})
+
+
+def test_what_jax_asks_of_a_size_of_1_makes_no_constant_of_it():
+    def f(x):
+        return jnp.fill_diagonal(jnp.outer(x, x), 1.0, inplace=False)
+
+    agree(f, (1, 2, 5), dims={"x": "t"})
+
+
+# Huge sizes -------------------------------------------------------------------------
+
+
+def _kurtosis(x):
+    n, d = x.shape[0], x - x.mean()
+    ratio = n * (n + 1) * (n - 1) / ((n - 2) * (n - 3))
+    return ratio * (d**4).sum() / (d**2).sum() ** 2 - 3 * (n - 1) ** 2 / (
+        (n - 2) * (n - 3)
+    )
+
+
+BEYOND = {
+    "kurtosis": (_kurtosis, (1200, 1400, 2000)),
+    "pairs": (lambda x: x.sum() / (x.shape[0] * (x.shape[0] - 1) / 2), (40000, 70000)),
+    "root": (lambda x: x @ x / (x.shape[0] ** 3) ** 0.5, (500, 1500, 2000)),
+    "float": (lambda x: x.sum() * (0.5 * x.shape[0] ** 3), (500, 1500, 2000)),
+    "slice": (lambda x: x[x.shape[0] ** 3 // 4002000 :].sum(), (500, 1500, 2000)),
+    "compared": (lambda x: jnp.where(x.shape[0] ** 3 > 10, x, -x), (500, 1500, 2000)),
+}
+
+
+@pytest.mark.parametrize("padding", ["auto", "never"])
+@pytest.mark.parametrize(("f", "sizes"), BEYOND.values(), ids=BEYOND)
+def test_sizes_beyond_int32_are_what_python_makes_of_them(f, sizes, padding):
+    agree(f, sizes, padding=padding)
+    agree(f, sizes, padding=padding, dims={"x": "t"})
+
+
+@pytest.mark.parametrize(
+    "f", [lambda x: x / x.shape[0] ** 3, lambda x: x * 2 ** x.shape[0]]
+)
+def test_integers_that_jit_refuses_as_too_large_are_refused(f):
+    compiled = agree(f, (10, 20), dims={"x": "t"})
+    for call in (compiled, jax.jit(f)):
+        with pytest.raises(OverflowError):
+            call(counting(2000))
+    np.testing.assert_allclose(compiled(counting(12)), f(counting(12)), rtol=1e-6)
+
+
+def test_a_power_of_an_integer_gives_way_to_the_types_of_arrays():
+    agree(lambda x: x * 2 ** x.shape[0], (3, 4, 5), lambda n: counting(n, np.uint8))
+
+
+# None -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["b + 1", "2*b + 1", "b + 3", "5 - b"])
+def test_a_name_that_is_solved_to_less_than_1_is_a_case_of_its_own(text):
+    for sizes in ((1, 3, 1), (4, 1, 2), (5, 7, 5)):
+        sizes = [n for n in sizes if not (text.startswith("2") and n % 2 == 0)]
+        agree(lambda x: 2 * x.sum(), sizes, dims={"x": text})
+
+
+# Sizes elsewhere ----------------------------------------------------------------------
+
+
+def test_a_size_may_fill_what_is_read_outside():
+    def f(x):
+        places = jnp.array([0, 3, 100])
+        return jnp.take(x, places, mode="fill", fill_value=x.shape[0])
+
+    agree(f, (4, 6, 5), dims={"x": "t"}, padding="require")
+
+
+def test_a_size_may_be_a_power():
+    agree(lambda x: lax.integer_pow(x, x.shape[0]), (3, 4, 2), dims={"x": "t"})
+
+
+def test_traced_sizes_are_refused_where_nobody_can_check_a_guard():
+    padded = px.pad(lambda x: x[: min(x.shape[0], 3)].sum(), dims={"x": "t"})
+    x = np.array([1, 2, np.nan, np.nan, np.nan], np.float32)
+    assert padded(x, sizes={"t": 2}) == 3
+    with pytest.raises(px.PaddingRefused, match="nobody can check while t is traced"):
+        jax.jit(lambda x, t: padded(x, sizes={"t": t}))(x, 2)
+
+
+def test_a_check_that_a_bucket_cannot_meet_fails_with_its_message():
+    def f(x):
+        chosen = px.ragged.boolean_mask(x, x >= 0)
+        px.check(chosen.shape[0] >= 2, "few")
+        return chosen.sum()
+
+    for order in ((3, 1), (1, 3)):
+        compiled = px.compile(f, dims={"x": "t"})
+        for n in order:
+            if n == 3:
+                assert compiled(counting(n)) == 3
+            else:
+                with pytest.raises(ValueError, match=r"px\.check: few"):
+                    compiled(counting(n))
+
+
+def test_reshape_relies_on_what_is_checked():
+    def f(x):
+        chosen = px.ragged.boolean_mask(x, x > 0)
+        px.check(chosen.shape[0] % 2 == 0, "odd")
+        return chosen.reshape(-1, 2).sum(0)
+
+    np.testing.assert_array_equal(px.compile(f, dims={"x": "t"})(counting(5)), [4, 6])
+
+
+def test_what_debug_nans_finds_is_what_it_says():
+    compiled = px.compile(lambda x: jnp.log(x - 2), dims={"x": "t"})
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        compiled(np.ones(3, np.float32))
