@@ -157,6 +157,27 @@ def test_a_power_of_an_integer_gives_way_to_the_types_of_arrays():
     agree(lambda x: x * 2 ** x.shape[0], (3, 4, 5), lambda n: counting(n, np.uint8))
 
 
+STARTS = {
+    "sum": lambda x: lax.reduce(x, 5.0, lax.add, (0,)),
+    "product": lambda x: lax.reduce(x / 4, 2.0, lax.mul, (0,)),
+    "logaddexp": lambda x: lax.reduce(x, 0.0, jnp.logaddexp, (0,)),
+    "two": lambda x: jnp.stack(
+        lax.reduce(
+            (x, 2 * x),
+            (1.0, -3.0),
+            lambda a, b: (a[0] + b[0], jnp.maximum(a[1], b[1])),
+            (0,),
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("f", STARTS.values(), ids=STARTS)
+def test_a_reduction_counts_its_initial_value_once(f):
+    """Of one element XLA gives the element, whatever the initial value."""
+    agree(f, (5, 6, 8, 3), dims={"x": "t"}, padding="require")
+
+
 # None -------------------------------------------------------------------------------
 
 

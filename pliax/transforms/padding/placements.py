@@ -110,10 +110,18 @@ def between_devices(
     bucket: Bucket, eqn: Any, *operands: Padded
 ) -> Padded | list[Padded]:
     """Of elements at the same place on each device, whose arrays lie alike."""
+    if not all(isinstance(name, str) for name in _axes_of(eqn)):
+        raise refuse(eqn, "it is over an axis of jax.vmap, which may be padded")
     results = bind(eqn, *(x.data for x in operands))
     if not eqn.primitive.multiple_results:
         return Padded(results, operands[0].axes)
     return [Padded(r, x.axes) for r, x in zip(results, operands, strict=True)]
+
+
+def _axes_of(eqn: Any) -> tuple[Any, ...]:
+    """The mesh axes of a collective; numbers are axes of arrays."""
+    given = eqn.params.get("axes", eqn.params.get("axis_name"))
+    return given if isinstance(given, tuple) else (given,)
 
 
 @rule("pvary")

@@ -113,17 +113,7 @@ _VARIANTS = [
         lambda x: lax.reduce(x, 1.0, lax.mul, (0,)),
         "t, 3; unit",
     ),
-    (
-        "lax.reduce[product, from 2]",
-        lambda x: lax.reduce(x, 2.0, lax.mul, (0,)),
-        "t, 3; unit",
-    ),
     ("lax.reduce[log-add-exp]", lambda x: _log_add(x), "b, t"),
-    (
-        "lax.reduce[log-add-exp, from 0]",
-        lambda x: lax.reduce(x, 0.0, jnp.logaddexp, (1,)),
-        "b, t",
-    ),
 ]
 _EXACT = [
     ("jnp.sum[int32]", lambda x: jnp.sum(x, axis=-1), "b, t; integer"),
@@ -157,7 +147,6 @@ _EXACT = [
     ("lax.cummax[axis=1]", lambda x: lax.cummax(x, axis=1), "b, t"),
     ("lax.cummin[reverse]", lambda x: lax.cummin(x, axis=0, reverse=True), "t"),
     ("lax.reduce[max and its place]", lambda x: _max_and_place(x), "t"),
-    ("lax.reduce[add, from 5]", lambda x: lax.reduce(x, 5, lax.add, (0,)), "t; integer"),
     ("lax.reduce[bitwise_or]", lambda x: lax.reduce(x, 0, lax.bitwise_or, (0,)), "t; integer"),
     ("jnp.maximum.reduce", lambda x: jnp.maximum.reduce(x, axis=0), "t, 3"),
     ("jnp.add.accumulate[int]", lambda x: jnp.add.accumulate(x), "t; integer"),
