@@ -23,7 +23,7 @@ os.environ.setdefault("PLIAX_VALIDATE_GUARDS", "1")
 
 _SLOW_BY_NATURE = [HealthCheck.too_slow, HealthCheck.differing_executors]
 settings.register_profile(
-    "ci", deadline=None, max_examples=15, suppress_health_check=_SLOW_BY_NATURE
+    "ci", deadline=None, max_examples=10, suppress_health_check=_SLOW_BY_NATURE
 )
 settings.register_profile("thorough", settings.get_profile("ci"), max_examples=300)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

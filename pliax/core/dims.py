@@ -395,6 +395,13 @@ def _is_passed(frame: FrameType) -> bool:
     return name.startswith(_PASSED) or frame.f_code.co_filename.startswith("<@beartype")
 
 
+def compares_for_the_user(frame: FrameType) -> bool:
+    """Whether a frame of JAX's compares what a user compares: two types of arrays."""
+    if frame.f_code.co_name not in ("__eq__", "__ne__"):
+        return False
+    return frame.f_back is not None and not is_inside(frame.f_back)
+
+
 _WITHIN = ("jax.", "jaxlib", "pliax.transforms.")
 
 

@@ -44,6 +44,7 @@ from .dims import (
     Size,
     bounds,
     code,
+    compares_for_the_user,
     evaluate,
     is_inside,
     is_remainder,
@@ -257,6 +258,7 @@ class Assumptions:
         """Whether JAX goes on otherwise where two sizes are equal, and is right to."""
         is_about_parity = is_remainder(a) or is_remainder(b)
         goes_on = is_about_parity or not may_call_equal_sizes_different(frame)
+        goes_on = goes_on or compares_for_the_user(frame)
         return goes_on and not self.is_closed
 
     def _is_to_decide(self, a: Any, b: Any) -> bool:
@@ -289,9 +291,24 @@ class Assumptions:
             values = {"max": max, "min": min, **self.hints}
             answer = bool(eval(code(str(decided)), {"__builtins__": {}}, values))
             found = decided if answer else opposite(decided)
-            self._guard(found, frame, "", may_collapse)
+            self._guard(found, user_place(frame), "", may_collapse)
         self.record(condition, answer, frame, decided)
         return answer
+
+    def require(self, condition: Condition, place: Place) -> bool:
+        """Whether what an equation of the trace relies on holds; a guard if it may not.
+
+        What only the device knows is taken for true.
+        """
+        answer = proven(condition)
+        if answer is None and self.has_hints(condition):
+            values = {"max": max, "min": min, **self.hints}
+            answer = bool(eval(code(str(condition)), {"__builtins__": {}}, values))
+            if answer:
+                self._guard(condition, place, "")
+                found = Decision(condition, answer, place, True, condition)
+                self.decisions.setdefault(key_of(condition, True), found)
+        return answer is not False
 
     def record(
         self,
@@ -387,7 +404,7 @@ class Assumptions:
             )
         value = evaluate(size, self.hints)
         condition = Condition("==", (size, value), self)
-        self._guard(condition, frame, f"used {use}")
+        self._guard(condition, user_place(frame), f"used {use}")
         self.record(condition, True, frame, condition)
         return value
 
@@ -462,11 +479,10 @@ class Assumptions:
     def _guard(
         self,
         condition: Condition,
-        frame: FrameType,
+        place: Place,
         reason: str,
         may_collapse: bool = False,
     ) -> None:
-        place = user_place(frame)
         for part in _conjuncts(condition):
             self._learn(part, place, may_collapse)
         text = str(condition)

@@ -81,7 +81,7 @@ def count(
 
 def births(eqn: Any) -> frozenset[str]:
     """The sizes that get their values in the programs which an equation holds."""
-    inner = (e for program in _programs(eqn) for e in _equations(program))
+    inner = (e for program in _programs(eqn) for e in every_equation(program))
     return frozenset(str(e.params["size"]) for e in inner if e.primitive is count_p)
 
 
@@ -93,7 +93,7 @@ def counted(eqns: Any) -> frozenset[str]:
 
 def numbers_of_cases(jaxpr: Any) -> dict[str, int]:
     """The sizes born in a program that have cases of their own, and how many."""
-    counts = [e.params for e in _equations(jaxpr) if e.primitive is count_p]
+    counts = [e.params for e in every_equation(jaxpr) if e.primitive is count_p]
     cases = {str(p["size"]): len(p["specialize_on"]) for p in counts}
     return {name: number for name, number in cases.items() if number}
 
@@ -102,16 +102,16 @@ def asserts(jaxpr: Any) -> bool:
     """Whether a program, or one that it holds, asserts something at run time."""
     return any(
         eqn.primitive is state_p or (eqn.primitive is count_p and eqn.params["excess"])
-        for eqn in _equations(jaxpr)
+        for eqn in every_equation(jaxpr)
     )
 
 
-def _equations(jaxpr: Any) -> Iterator[Any]:
+def every_equation(jaxpr: Any) -> Iterator[Any]:
     """The equations of a program and of those it holds."""
     for eqn in jaxpr.eqns:
         yield eqn
         for program in _programs(eqn):
-            yield from _equations(program)
+            yield from every_equation(program)
 
 
 def _programs(eqn: Any) -> Iterator[Any]:

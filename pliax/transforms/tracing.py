@@ -5,6 +5,7 @@ trace : (a -> b), arguments with symbolic shapes  ->  SymbolicTrace
 
 import dataclasses
 import functools
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import jax
 
 import pliax.core.size_functions  # noqa: F401  (JAX's functions, for symbolic sizes)
 from pliax.core._jax import dce_jaxpr, dim_as_value_p
+from pliax.core.conditions import Condition
 from pliax.core.config import dynamic_log
 from pliax.core.dims import Size, variables
 from pliax.core.guards import (
@@ -22,9 +24,21 @@ from pliax.core.guards import (
     Symbol,
     UnknownSizeError,
 )
-from pliax.core.provenance import NOWHERE, Place, calling_place, user_place
+from pliax.core.provenance import (
+    NOWHERE,
+    Place,
+    calling_place,
+    equation_place,
+    user_place,
+)
 from pliax.core.ragged import as_result, logical
-from pliax.core.unbacked import asserts, births, numbers_of_cases, tracing_context
+from pliax.core.unbacked import (
+    asserts,
+    births,
+    every_equation,
+    numbers_of_cases,
+    tracing_context,
+)
 
 from ._other_sizes import works_elsewhere
 
@@ -233,6 +247,7 @@ def trace_under(
 
     with tracing_context(assumptions):
         closed = jax.make_jaxpr(flat)(*(leaves[i] for i in inputs))
+    _require_shapes(closed.jaxpr, assumptions)
     if assumptions.violation is not None:  # somebody caught it and went on
         raise assumptions.violation
     assumptions.close()
@@ -243,6 +258,28 @@ def trace_under(
         out_tree=out_trees[-1],
         assumptions=assumptions,
     )
+
+
+def _require_shapes(jaxpr: Any, assumptions: Assumptions) -> None:
+    """That reshapes keep the number of elements, which JAX asks of integers alone.
+
+    Raises:
+        TypeError: where one does not for the sizes at hand, as `jax.jit` does.
+    """
+    for eqn in every_equation(jaxpr):
+        if eqn.primitive.name != "reshape":
+            continue
+        before, after = (v.aval.shape for v in (eqn.invars[0], eqn.outvars[0]))
+        pair = math.prod(before), math.prod(after)
+        if not any(isinstance(n, Size) for n in pair):
+            continue
+        place = equation_place(eqn)
+        place = calling_place() if place is NOWHERE else place
+        if not assumptions.require(Condition("==", pair, assumptions), place):
+            raise TypeError(
+                f"cannot reshape array of shape {before} (size {pair[0]}) into shape "
+                f"{after} (size {pair[1]})\n  at {place}"
+            )
 
 
 def _cases_text(number: int) -> str:

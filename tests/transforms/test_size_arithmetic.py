@@ -114,6 +114,48 @@ def test_what_jax_asks_of_a_size_of_1_makes_no_constant_of_it():
     agree(f, (1, 2, 5), dims={"x": "t"})
 
 
+RESHAPES = {
+    "to constants": lambda x: x.reshape(2, 3),
+    "to pairs": lambda x: x.reshape(x.shape[0] // 2, 2).sum(1),
+    "to triples": lambda x: lax.reshape(x, (x.shape[0] // 3, 3)),
+    "of a product": lambda x: (x[:, None] * x[None]).reshape(3, -1, x.shape[0]),
+    "in a loop": lambda x: lax.map(lambda r: (r * x).reshape(2, -1), jnp.arange(3.0)),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"dims": {"x": "t"}}])
+@pytest.mark.parametrize("f", RESHAPES.values(), ids=RESHAPES)
+def test_a_reshape_keeps_the_number_of_elements_or_is_an_error(f, options):
+    """JAX asks that of integers only, and XLA would drop or repeat what is left."""
+    compiled = px.compile(f, **options)
+    for n in (6, 7, 12, 8, 4, 9, 6):
+        try:
+            wanted = jax.jit(f)(counting(n))
+        except (TypeError, ValueError):  # the second where only the compiler sees it
+            with pytest.raises(
+                (TypeError, ValueError), match=r"reshape|output elements"
+            ):
+                compiled(counting(n))
+            continue
+        if "dims" in options and f is RESHAPES["to constants"]:
+            with pytest.raises(px.ConstraintViolationError, match='declare "t = 6"'):
+                compiled(counting(n))
+        else:
+            np.testing.assert_allclose(compiled(counting(n)), wanted, rtol=1e-6)
+
+
+def test_described_arrays_compare_as_their_shapes_do():
+    def f(x, y):
+        alike = jax.eval_shape(lambda: x) == jax.eval_shape(lambda: y)
+        return 10 * x if alike else x
+
+    for options in ({"dims": {"x": "a", "y": "b"}}, {}):
+        compiled = px.compile(f, **options)
+        for a, b in ((4, 2), (3, 3), (5, 4), (6, 6)):
+            found = compiled(counting(a), counting(b))
+            np.testing.assert_array_equal(found, f(counting(a), counting(b)))
+
+
 # Huge sizes -------------------------------------------------------------------------
 
 
