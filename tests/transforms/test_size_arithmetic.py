@@ -149,8 +149,8 @@ def test_described_arrays_compare_as_their_shapes_do():
         alike = jax.eval_shape(lambda: x) == jax.eval_shape(lambda: y)
         return 10 * x if alike else x
 
-    for options in ({"dims": {"x": "a", "y": "b"}}, {}):
-        compiled = px.compile(f, **options)
+    for dims in ({"x": "a", "y": "b"}, None):
+        compiled = px.compile(f, dims=dims)
         for a, b in ((4, 2), (3, 3), (5, 4), (6, 6)):
             found = compiled(counting(a), counting(b))
             np.testing.assert_array_equal(found, f(counting(a), counting(b)))
