@@ -87,6 +87,9 @@ def check_options(options: Options, owner: str) -> None:
         )
 
 
+_FAR = 2**31 - 1  # where no product of sizes is on the line of its first values
+
+
 def bounds_of(name: str, constraints: Iterable[str]) -> tuple[int, int | None]:
     """What "t >= 16" and "2*t <= 4096" say of one size."""
     low, high = 1, None
@@ -94,8 +97,11 @@ def bounds_of(name: str, constraints: Iterable[str]) -> tuple[int, int | None]:
         left, relation, right = re.split(r"([<>=]=)", text)
         if names_in(text) != {name} or any(f in text for f in (*FUNCTIONS, "^")):
             continue
-        at = [evaluate_text(f"{left} - ({right})", {name: n}) for n in (0, 1)]
+        difference = f"{left} - ({right})"
+        at = [evaluate_text(difference, {name: n}) for n in (0, 1, 2, _FAR)]
         slope = at[1] - at[0]
+        if at[2:] != [at[0] + slope * n for n in (2, _FAR)]:
+            continue  # no line
         if relation == ">=":
             at, slope = [-n for n in at], -slope
         if slope > 0 or (slope and relation == "=="):  # slope * n + at[0] <= 0

@@ -166,7 +166,7 @@ def holds(constraint: str, sizes: Mapping[str, int]) -> bool:
     functions = {"mod": operator.mod, "floordiv": operator.floordiv}
     names = {"__builtins__": {}, "max": max, "min": min, **functions, **sizes}
     try:
-        return bool(eval(constraint, names))
+        return bool(eval(constraint.replace("^", "**"), names))
     except NameError:
         return True
 
