@@ -7,6 +7,7 @@ this file is the one that changes.
 
 import functools
 import operator
+import sys
 import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -235,6 +236,27 @@ def equiv_by_size(kind: type) -> None:
         return equiv(a1, a2)
 
     _lax_numpy.array_equiv = jnp.array_equiv = array_equiv
+
+
+def compare_types_by_size(kind: type, is_inside: Callable[..., bool]) -> None:
+    """Has `==` of two types of arrays compare their sizes, where a user asks.
+
+    JAX keeps one object of each type and compares identities, which it does itself as
+    before.
+    """
+    array = _core.ShapedArray
+
+    def equal(self: Any, other: Any) -> Any:
+        if self is other or type(other) is not array:
+            return NotImplemented  # which leaves it to the identities
+        if kind not in map(type, (*self.shape, *other.shape)):
+            return NotImplemented
+        if is_inside(sys._getframe(1)) or len(self.shape) != len(other.shape):
+            return NotImplemented
+        is_alike = self.update(shape=other.shape) is other
+        return is_alike and self.shape == other.shape
+
+    array.__eq__, array.__hash__ = equal, object.__hash__
 
 
 _LIBRARY = ("jax._src.numpy.", "jax._src.scipy.", "jax._src.nn.", "jax._src.image.")

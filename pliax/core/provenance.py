@@ -4,16 +4,20 @@ import dataclasses
 import linecache
 import sys
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import jax
+import numpy as np
 
 from ._jax import equation_frames
 
 
-_OURS = str(Path(__file__).parents[1])
-NOT_THE_USERS = (_OURS, str(Path(jax.__file__).parent))  # files that warnings pass over
+OURS = str(Path(__file__).parents[1])
+_JAX = str(Path(jax.__file__).parent)
+NOT_THE_USERS = (OURS, _JAX)  # files that warnings pass over
+_LIBRARIES = (_JAX, OURS, str(Path(np.__file__).parent))
+_PYTHONS = str(Path(dataclasses.__file__).parent)
 _PASSED_THROUGH = ("jax", "jaxlib", "pliax", "functools", "contextlib", "threading")
 _PASSED_THROUGH += ("jaxtyping", "beartype")
 
@@ -67,7 +71,19 @@ def _is_passed(file: str) -> bool:
     checks = (
         "jaxtyping" in parts or "beartype" in parts or file.startswith("<@beartype")
     )
-    return file.startswith(_OURS) or checks
+    return file.startswith(OURS) or checks
+
+
+def is_of_jax(code: CodeType) -> bool:
+    """Whether some code is a part of JAX."""
+    return code.co_filename.startswith(_JAX)
+
+
+def is_the_users(code: CodeType) -> bool:
+    """Whether some code is neither JAX's, NumPy's, Python's nor ours."""
+    file = code.co_filename
+    is_pythons = file.startswith(_PYTHONS) and "-packages" not in file
+    return not (file.startswith(_LIBRARIES) or is_pythons or _is_passed(file))
 
 
 def equation_place(eqn: Any) -> Place:

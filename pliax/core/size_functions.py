@@ -14,13 +14,14 @@ import numpy as np
 from jax import lax
 
 from ._jax import (
+    compare_types_by_size,
     concrete_by_size,
     equiv_by_size,
     search_by_size,
     shuffle_by_size,
     sort_orders,
 )
-from .dims import Size
+from .dims import Size, is_inside
 
 
 @functools.partial(jax.jit, static_argnames=("side", "dtype"))
@@ -78,3 +79,4 @@ search_by_size(Size, searched)
 shuffle_by_size(Size, shuffled)
 concrete_by_size(Size)
 equiv_by_size(Size)
+compare_types_by_size(Size, is_inside)

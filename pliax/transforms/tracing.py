@@ -14,6 +14,7 @@ import jax
 
 import pliax.core.size_functions  # noqa: F401  (JAX's functions, for symbolic sizes)
 from pliax.core._jax import dce_jaxpr, dim_as_value_p
+from pliax.core.caught_errors import CaughtError, Notes, noticing
 from pliax.core.conditions import Condition
 from pliax.core.config import dynamic_log
 from pliax.core.dims import Size, variables
@@ -55,6 +56,14 @@ class NotSymbolicError(Exception):
     def __init__(self, reason: str, place: Place, original: Exception):
         self.reason, self.place, self.original = reason, place, original
         super().__init__(f"{reason}\n  at {place}")
+
+
+class GoesOnError(Exception):
+    """A program went on after an error of JAX's, which may depend on sizes."""
+
+    def __init__(self, found: CaughtError):
+        self.place = found.place
+        super().__init__(f"the function goes on after JAX's {first_line(found.error)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,11 +125,14 @@ class SymbolicTrace:
 def first_line(error: Exception) -> str:
     """What went wrong, in one line."""
     text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}"
+    is_ours = isinstance(error, GoesOnError)
+    return text if is_ours else f"{type(error).__name__}: {text}"
 
 
 def place_of(error: Exception) -> Place:
     """The last line of the user's that an error came through."""
+    if isinstance(error, GoesOnError):
+        return error.place
     found = NOWHERE
     step = error.__traceback__
     while step is not None:
@@ -245,8 +257,9 @@ def trace_under(
         out_trees.append(out_tree)
         return results
 
-    with tracing_context(assumptions):
+    with tracing_context(assumptions), noticing() as notes:
         closed = jax.make_jaxpr(flat)(*(leaves[i] for i in inputs))
+    _refuse_caught(notes, assumptions)
     _require_shapes(closed.jaxpr, assumptions)
     if assumptions.violation is not None:  # somebody caught it and went on
         raise assumptions.violation
@@ -258,6 +271,14 @@ def trace_under(
         out_tree=out_trees[-1],
         assumptions=assumptions,
     )
+
+
+def _refuse_caught(notes: Notes, assumptions: Assumptions) -> None:
+    """Raises where the program goes on after an error that no guard tells about."""
+    for found in notes.caught:
+        is_guarded = assumptions.split and not found.is_about_values
+        if assumptions.symbols and not is_guarded:
+            raise GoesOnError(found)
 
 
 def _require_shapes(jaxpr: Any, assumptions: Assumptions) -> None:
