@@ -135,7 +135,6 @@ class Assumptions:
         self.split = split
         self.is_closed = False
         self.violation: ConstraintViolationError | None = None  # JAX may swallow it
-        self.is_one = False  # what JAX asked to equal 1 in a call where it is 1
         self.owner = owner
         self.guards: dict[str, Guard] = {}
         self.decisions: dict[Hashable, Decision] = {}
@@ -523,7 +522,6 @@ class Assumptions:
             self._tell_collapse(a, b, names, place)
             return
         symbol = self.symbols[strong[0]]
-        self.is_one = self.unify and 1 in (a, b)
         fix = self._fix(a, b, strong)
         self.violation = ConstraintViolationError(
             f"{self.owner}: {symbol.name!r} ({symbol.origin} = {symbol.hint}) was "

@@ -32,8 +32,9 @@ from ._logs import tell_bucket, tell_refusal, tell_sizes, tell_trace
 from ._options import Options, bounds_of
 from ._reasons import explain_miss
 from ._sizes import Sizes, names_in
+from ._trace_errors import NotSymbolicError
 from .padding import PaddingRefused
-from .tracing import NotSymbolicError, trace
+from .tracing import trace
 
 
 class RecompileLimitError(RuntimeError):
@@ -266,12 +267,15 @@ class Catalog:
             if self.options.padding == "require":
                 raise_as_jax(function, args, kwargs)
                 raise PaddingRefused("trace", error.reason, error.place) from error
-            family.refusal = f"traced size by size: {error}"
-            tell_refusal(self.parameters.owner, family.refusal)
+            kind = "for this call alone" if error.is_about_one_call else "size by size"
+            refusal = f"traced {kind}: {error}"
+            tell_refusal(self.parameters.owner, refusal)
+            if not error.is_about_one_call:
+                family.refusal = refusal
             constant = family.constant(family.calls[-1])
             if self.needs_sizes:
                 return self._trace(family, constant, args, kwargs)
-            return Entry(constant, None, function, tree, family.refusal, tally=tally)
+            return Entry(constant, None, function, tree, refusal, tally=tally)
         except BaseException:
             self.ledger.uncached().add(**tally.read())
             raise

@@ -17,10 +17,12 @@ from pliax.core.provenance import calling_place
 from pliax.core.unbacked import with_unbacked
 
 from ._families import is_integer
+from ._leaves import on_leaves
+from ._trace_errors import NotSymbolicError
 from .padding.interpreter import run_whole
 from .padding.layouts import Bucket
 from .padding.rules import PaddingRefused
-from .tracing import NotSymbolicError, trace
+from .tracing import trace
 
 
 def run_inside(f: Callable[..., Any], args: tuple, kwargs: dict, owner: str) -> Any:
@@ -31,14 +33,7 @@ def run_inside(f: Callable[..., Any], args: tuple, kwargs: dict, owner: str) -> 
     """
     leaves, tree = jax.tree.flatten((args, kwargs))
     places = [i for i, x in enumerate(leaves) if not is_integer(x)]
-
-    def flat(*arrays: Any) -> Any:
-        values = list(leaves)
-        for i, x in zip(places, arrays, strict=True):
-            values[i] = x
-        given, named = jax.tree.unflatten(tree, values)
-        return f(*given, **named)
-
+    flat = on_leaves(f, leaves, tree, places)
     return _differentiable(flat, owner)(*(jnp.asarray(leaves[i]) for i in places))
 
 

@@ -13,6 +13,7 @@ from pliax.core.unbacked import NeedsSizesError
 
 from ._families import Position, Reading, is_integer
 from ._keys import leaf_key
+from ._leaves import on_leaves
 
 
 def kind(leaf: Any) -> Hashable:
@@ -102,15 +103,10 @@ def _sharding_of_known(aval: Any, shape: Sequence[Any]) -> Any:
 def raise_as_jax(function: Callable[..., Any], args: tuple, kwargs: dict) -> None:
     """Raises what a function raises with these very arguments, if it does."""
     leaves, tree = jax.tree.flatten(unmarked(args, kwargs))
-    arrays = [None if is_integer(x) else x for x in leaves]
-
-    def call(arrays: list[Any]) -> Any:
-        values = [x if a is None else a for x, a in zip(leaves, arrays, strict=True)]
-        given, named = jax.tree.unflatten(tree, values)
-        return function(*given, **named)
-
+    places = [i for i, x in enumerate(leaves) if not is_integer(x)]
+    call = on_leaves(function, leaves, tree, places)
     with contextlib.suppress(NeedsSizesError):  # which JAX cannot trace
-        jax.eval_shape(call, arrays)
+        jax.eval_shape(call, *(leaves[i] for i in places))
 
 
 def _is_marked(x: Any) -> bool:

@@ -1,6 +1,10 @@
-"""Whether a program that JAX asked about this call's sizes works at others as well."""
+"""Whether a program works at other sizes than those of a call, equal by chance there.
 
-from collections.abc import Callable
+JAX may ask whether two sizes of a call are equal, or one is 1, where nothing depends on
+it. A program that does depend on it is an error at sizes that are all different.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -8,31 +12,25 @@ import jax
 from pliax.core.dims import LARGEST, Size, evaluate
 from pliax.core.guards import Assumptions
 
+from ._leaves import on_leaves
 from .specialization import holds
 
 
-_MOST_TRIED = 256  # the next multiple of a size is hardly further away
+# The next multiple of a size is hardly further away; a neighbour of 1 is special too.
+_STEPS = (*range(3, 256), 1, 2)
 
 
-def works_elsewhere(
+def works_at(
+    sizes: Mapping[str, int],
     f: Callable[..., Any],
     make_args: Callable[[Assumptions], tuple[tuple, dict]],
     assumptions: Assumptions,
 ) -> bool:
-    """Whether JAX traces a program at other sizes, though it asked if one is 1."""
-    sizes = _others(assumptions)
-    if sizes is None:
-        return False
+    """Whether JAX traces a program whose named sizes have these values."""
     leaves, tree = jax.tree.flatten(make_args(assumptions))
     known = [evaluate(x, sizes) if isinstance(x, Size) else x for x in leaves]
     places = [i for i, x in enumerate(known) if not isinstance(x, int)]
-
-    def flat(*arrays: Any) -> Any:
-        values = list(known)
-        for i, array in zip(places, arrays, strict=True):
-            values[i] = array
-        args, kwargs = jax.tree.unflatten(tree, values)
-        return f(*args, **kwargs)
+    flat = on_leaves(f, known, tree, places)
 
     def plain(x: Any) -> Any:
         shape = tuple(evaluate(n, sizes) for n in getattr(x, "shape", ()))
@@ -46,14 +44,12 @@ def works_elsewhere(
     return True
 
 
-def _others(assumptions: Assumptions) -> dict[str, int] | None:
+def other_sizes(assumptions: Assumptions) -> dict[str, int] | None:
     """Other sizes than those of a call, all different, that the conditions allow."""
     found = dict(assumptions.hints)
     for name in sorted(found):
         symbol = assumptions.symbols[name]
-        choices = (
-            {**found, name: found[name] + step} for step in range(1, _MOST_TRIED)
-        )
+        choices = ({**found, name: found[name] + step} for step in _STEPS)
         allowed = (
             sizes
             for sizes in choices

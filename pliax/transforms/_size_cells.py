@@ -21,7 +21,8 @@ from pliax.core.dims import evaluate_text
 from pliax.core.guards import Assumptions, Symbol
 from pliax.core.provenance import NOWHERE, Place
 
-from .tracing import first_line, place_of, trace_under
+from ._trace_errors import first_line, place_of
+from .tracing import trace_under
 
 
 @dataclasses.dataclass(frozen=True)

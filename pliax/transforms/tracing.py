@@ -3,18 +3,19 @@
 trace : (a -> b), arguments with symbolic shapes  ->  SymbolicTrace
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 import pliax.core.size_functions  # noqa: F401  (JAX's functions, for symbolic sizes)
 from pliax.core._jax import dce_jaxpr, dim_as_value_p
-from pliax.core.caught_errors import CaughtError, Notes, noticing
+from pliax.core.caught_errors import Notes, noticing
 from pliax.core.conditions import Condition
 from pliax.core.config import dynamic_log
 from pliax.core.dims import Size, variables
@@ -27,10 +28,8 @@ from pliax.core.guards import (
 )
 from pliax.core.provenance import (
     NOWHERE,
-    Place,
     calling_place,
     equation_place,
-    user_place,
 )
 from pliax.core.ragged import as_result, logical
 from pliax.core.unbacked import (
@@ -41,29 +40,9 @@ from pliax.core.unbacked import (
     tracing_context,
 )
 
-from ._other_sizes import works_elsewhere
-
-
-class NotSymbolicError(Exception):
-    """A function that cannot be traced for all sizes at once.
-
-    Attributes:
-        reason: what went wrong.
-        place: the line of the user's code.
-        original: the error of the trace.
-    """
-
-    def __init__(self, reason: str, place: Place, original: Exception):
-        self.reason, self.place, self.original = reason, place, original
-        super().__init__(f"{reason}\n  at {place}")
-
-
-class GoesOnError(Exception):
-    """A program went on after an error of JAX's, which may depend on sizes."""
-
-    def __init__(self, found: CaughtError):
-        self.place = found.place
-        super().__init__(f"the function goes on after JAX's {first_line(found.error)}")
+from ._leaves import on_leaves
+from ._other_sizes import other_sizes, works_at
+from ._trace_errors import GoesOnError, NotSymbolicError, first_line, place_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,27 +99,6 @@ class SymbolicTrace:
     def guards(self) -> tuple[Guard, ...]:
         """The conditions under which the trace is right."""
         return tuple(self.assumptions.guards.values())
-
-
-def first_line(error: Exception) -> str:
-    """What went wrong, in one line."""
-    text = str(error).strip().partition("\n")[0]
-    is_ours = isinstance(error, GoesOnError)
-    return text if is_ours else f"{type(error).__name__}: {text}"
-
-
-def place_of(error: Exception) -> Place:
-    """The last line of the user's that an error came through."""
-    if isinstance(error, GoesOnError):
-        return error.place
-    found = NOWHERE
-    step = error.__traceback__
-    while step is not None:
-        place = user_place(step.tb_frame, only=True)
-        if place is not NOWHERE:
-            found = dataclasses.replace(place, line=step.tb_lineno)
-        step = step.tb_next
-    return found
 
 
 def _names_in_shapes(jaxpr: Any) -> frozenset[str]:
@@ -222,16 +180,43 @@ def _traced(
     )
     dynamic_log.debug(again, owner, first_line(first), place_of(first))
     assumptions = Assumptions(symbols, constraints, unify=True, owner=owner)
+    others = None
     try:
         return trace_under(assumptions, f, make_args)
-    except Exception as second:
-        is_violation = isinstance(second, ConstraintViolationError)
-        in_vain = assumptions.is_one and works_elsewhere(f, make_args, assumptions)
-        if is_violation and not in_vain:
+    except ConstraintViolationError as second:
+        others = other_sizes(assumptions)
+        if others is None or not works_at(others, f, make_args, assumptions):
             raise second from first
-        place = place_of(first)
-        place = calling_place() if place is NOWHERE else place
-        raise NotSymbolicError(first_line(first), place, first) from first
+    except Exception:  # what went wrong first is the reason
+        pass
+    place = place_of(first)
+    place = calling_place() if place is NOWHERE else place
+    raise NotSymbolicError(
+        first_line(first),
+        place,
+        first,
+        others is not None and _is_symbolic(f, make_args, assumptions, others),
+    ) from first
+
+
+def _is_symbolic(
+    f: Callable[..., Any],
+    make_args: Callable[[Assumptions], tuple[tuple, dict]],
+    assumptions: Assumptions,
+    sizes: Mapping[str, int],
+) -> bool:
+    """Whether a program can be traced for all sizes where a call has others."""
+    symbols = [
+        dataclasses.replace(s, hint=sizes.get(s.name, s.hint))
+        for s in assumptions.symbols.values()
+    ]
+    known, owner = assumptions.constraints, assumptions.owner
+    for unify in (False, True):
+        elsewhere = Assumptions(symbols, known, unify=unify, owner=owner)
+        with contextlib.suppress(Exception):  # whatever a user's function raises
+            trace_under(elsewhere, f, make_args)
+            return True
+    return False
 
 
 def trace_under(
@@ -245,11 +230,8 @@ def trace_under(
     inputs = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, int | Size)]
     out_trees = []
 
-    def flat(*arrays: Any) -> list[Any]:
-        values = list(leaves)
-        for i, array in zip(inputs, arrays, strict=True):
-            values[i] = array
-        args, kwargs = logical(jax.tree.unflatten(tree, values), owner)
+    def call(*args: Any, **kwargs: Any) -> list[Any]:
+        args, kwargs = logical((args, kwargs), owner)
         results = jax.tree.map(
             lambda x: as_result(x, assumptions, owner), f(*args, **kwargs)
         )
@@ -257,6 +239,7 @@ def trace_under(
         out_trees.append(out_tree)
         return results
 
+    flat = on_leaves(call, leaves, tree, inputs)
     with tracing_context(assumptions), noticing() as notes:
         closed = jax.make_jaxpr(flat)(*(leaves[i] for i in inputs))
     _refuse_caught(notes, assumptions)

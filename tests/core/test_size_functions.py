@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transforms.padding.checking import check_each, symbolic
 
-from pliax.transforms.tracing import NotSymbolicError
+from pliax.transforms._trace_errors import NotSymbolicError
 
 
 KEY = jax.random.key(7)

@@ -107,11 +107,36 @@ def test_a_size_may_equal_a_float(number):
     agree(lambda x: 2 * x if x.shape[0] != 2.5 else x, (2, 3), dims={"x": "t"})
 
 
-def test_what_jax_asks_of_a_size_of_1_makes_no_constant_of_it():
-    def f(x):
-        return jnp.fill_diagonal(jnp.outer(x, x), 1.0, inplace=False)
+ASKS_ABOUT_1 = {
+    "fill_diagonal": lambda x: jnp.fill_diagonal(jnp.outer(x, x), 1.0, inplace=False),
+    "searchsorted": lambda x: jnp.searchsorted(x[1:], x),
+    "gather": lambda x: x[:-1][jnp.argsort(x[1:])],
+    "diff": lambda x: jnp.diff(x, n=2),
+}
 
+
+@pytest.mark.parametrize("f", ASKS_ABOUT_1.values(), ids=ASKS_ABOUT_1)
+def test_what_jax_asks_of_a_size_of_1_makes_no_constant_of_it(f):
     agree(f, (1, 2, 5), dims={"x": "t"})
+    agree(f, (4, 1, 7), dims={"x": "t"})
+
+
+def test_one_call_with_an_empty_part_leaves_the_others_in_buckets():
+    f = agree(ASKS_ABOUT_1["searchsorted"], (1, 5, 6, 1, 7, 9), dims={"x": "t"})
+    assert f.stats.compilations == 4  # t = 1, and buckets up to 5, 7 and 9
+    assert "traced for this call alone" in f.explain()
+
+
+def test_sizes_that_are_equal_by_chance_hide_no_reason():
+    def f(x, y):
+        most = min(x.shape[0], y.shape[0])
+        return lax.associative_scan(jnp.add, x[:most] + y[:most])  # for integers only
+
+    compiled = px.compile(f, dims={"x": "s", "y": "t"})
+    for s, t in [(6, 6), (4, 9), (3, 3)]:
+        x, y = counting(s), counting(t)
+        np.testing.assert_array_equal(compiled(x, y), f(x, y))
+    assert "associative scan over axis of non-constant size" in compiled.explain()
 
 
 RESHAPES = {

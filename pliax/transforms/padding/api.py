@@ -22,12 +22,8 @@ from pliax.transforms._arguments import (
     read_parameters,
 )
 from pliax.transforms._sizes import Sizes, names_in, read_sizes
-from pliax.transforms.tracing import (
-    NotSymbolicError,
-    SymbolicTrace,
-    trace,
-    validate_if_asked,
-)
+from pliax.transforms._trace_errors import NotSymbolicError
+from pliax.transforms.tracing import SymbolicTrace, trace, validate_if_asked
 
 from .interpreter import run_whole
 from .layouts import Bucket

@@ -28,9 +28,10 @@ import pliax as px
 from pliax.core.constraints import constraint
 from pliax.core.guards import ConstraintViolationError, Symbol
 from pliax.core.provenance import NOWHERE
+from pliax.transforms._trace_errors import NotSymbolicError
 from pliax.transforms.padding import PaddingRefused
 from pliax.transforms.padding.layouts import Bucket
-from pliax.transforms.tracing import NotSymbolicError, SymbolicTrace, trace
+from pliax.transforms.tracing import SymbolicTrace, trace
 
 
 PADDED, REFUSED, STATIC = "padded", "refused", "size by size"

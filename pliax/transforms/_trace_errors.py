@@ -1,0 +1,58 @@
+"""What goes wrong in a trace for many sizes, in one line and at the user's."""
+
+import dataclasses
+
+from pliax.core.caught_errors import CaughtError
+from pliax.core.provenance import NOWHERE, Place, user_place
+
+
+class NotSymbolicError(Exception):
+    """A function that cannot be traced for all sizes at once.
+
+    Attributes:
+        reason: what went wrong.
+        place: the line of the user's code.
+        original: the error of the trace.
+        is_about_one_call: whether it can be traced where sizes are not, as in this
+            call, equal by chance.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        place: Place,
+        original: Exception,
+        is_about_one_call: bool = False,
+    ):
+        self.reason, self.place, self.original = reason, place, original
+        self.is_about_one_call = is_about_one_call
+        super().__init__(f"{reason}\n  at {place}")
+
+
+class GoesOnError(Exception):
+    """A program went on after an error of JAX's, which may depend on sizes."""
+
+    def __init__(self, found: CaughtError):
+        self.place = found.place
+        super().__init__(f"the function goes on after JAX's {first_line(found.error)}")
+
+
+def first_line(error: Exception) -> str:
+    """What went wrong, in one line."""
+    text = str(error).strip().partition("\n")[0]
+    is_ours = isinstance(error, GoesOnError)
+    return text if is_ours else f"{type(error).__name__}: {text}"
+
+
+def place_of(error: Exception) -> Place:
+    """The last line of the user's that an error came through."""
+    if isinstance(error, GoesOnError):
+        return error.place
+    found = NOWHERE
+    step = error.__traceback__
+    while step is not None:
+        place = user_place(step.tb_frame, only=True)
+        if place is not NOWHERE:
+            found = dataclasses.replace(place, line=step.tb_lineno)
+        step = step.tb_next
+    return found
