@@ -7,7 +7,6 @@ this file is the one that changes.
 
 import functools
 import operator
-import sys
 import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -238,7 +237,7 @@ def equiv_by_size(kind: type) -> None:
     _lax_numpy.array_equiv = jnp.array_equiv = array_equiv
 
 
-def compare_types_by_size(kind: type, is_inside: Callable[..., bool]) -> None:
+def compare_types_by_size(kind: type, is_asked_by_jax: Callable[[], bool]) -> None:
     """Has `==` of two types of arrays compare their sizes, where a user asks.
 
     JAX keeps one object of each type and compares identities, which it does itself as
@@ -251,7 +250,7 @@ def compare_types_by_size(kind: type, is_inside: Callable[..., bool]) -> None:
             return NotImplemented  # which leaves it to the identities
         if kind not in map(type, (*self.shape, *other.shape)):
             return NotImplemented
-        if is_inside(sys._getframe(1)) or len(self.shape) != len(other.shape):
+        if is_asked_by_jax() or len(self.shape) != len(other.shape):
             return NotImplemented
         is_alike = self.update(shape=other.shape) is other
         return is_alike and self.shape == other.shape

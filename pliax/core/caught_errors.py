@@ -40,67 +40,75 @@ _WITHOUT_SIZES = ("tree.py", "tree_util.py")
 _EVENTS = monitoring.events
 
 
-@dataclasses.dataclass(frozen=True)
+_MARK = "_pliax_caught"  # an attribute: whoever keeps errors keeps frames and tracers
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class CaughtError:
     """An error of JAX's that the user's code went on after.
 
     Attributes:
-        error: what JAX raised.
+        text: what JAX said, in one line.
         place: the user's line that it was raised to.
         is_about_values: whether a size that has no value was its cause.
     """
 
-    error: Exception
+    text: str
     place: Place
     is_about_values: bool
 
 
 class Notes:
-    """The errors of one trace: which were raised in JAX, and which were caught."""
+    """The errors of JAX's that the user's code caught in one trace."""
 
     def __init__(self):
-        self._raised: dict[int, tuple[BaseException, CaughtError | None]] = {}
-        self._caught: dict[int, CaughtError] = {}
-
-    @property
-    def caught(self) -> list[CaughtError]:
-        """What the user's code caught and did not raise again."""
-        return list(self._caught.values())
+        self.caught: list[CaughtError] = []
 
     def raised(self, error: BaseException, frame: FrameType) -> None:
-        """Keeps an error, and whose it is, where it is raised first."""
-        self._caught.pop(id(error), None)
-        if id(error) not in self._raised:  # which keeps it: ids are not used again
-            self._raised[id(error)] = error, self._read(error, frame)
+        """Marks an error where it is raised first, if it is JAX's and about sizes."""
+        self.raised_again(error)
+        step = error.__traceback__
+        if step is not None and step.tb_next is None and not hasattr(error, _MARK):
+            found = _read(error, frame)
+            if found is not None:
+                setattr(error, _MARK, found)
 
     def handled(self, error: BaseException, code: CodeType) -> None:
         """Keeps an error of JAX's that the user's code handles."""
-        _, found = self._raised.get(id(error), (error, None))
+        found = getattr(error, _MARK, None)
         if found is not None and is_the_users(code):
-            self._caught[id(error)] = found
+            self.caught.append(found)
 
     def raised_again(self, error: BaseException) -> None:
         """Forgets an error that its handler let go."""
-        self._caught.pop(id(error), None)
+        found = getattr(error, _MARK, None)
+        self.caught = [x for x in self.caught if x is not found]
 
-    def _read(self, error: BaseException, frame: FrameType) -> CaughtError | None:
-        is_another = isinstance(error, _ABOUT_OTHER_THINGS)
-        if is_another or not isinstance(error, Exception):
-            return None
-        at: FrameType | None = frame
-        while at is not None and at.f_code.co_filename.startswith(OURS):
-            at = at.f_back
-        if at is None or not is_of_jax(at.f_code):
-            return None
-        if at.f_code.co_filename.endswith(_WITHOUT_SIZES):
-            return None
-        _, handled = self._raised.get(id(error.__context__), (None, None))
-        is_about_values = (
-            at is not frame  # a size has refused
-            or isinstance(error, jax.errors.InconclusiveDimensionOperation)
-            or (handled is not None and handled.is_about_values)
-        )
-        return CaughtError(error, user_place(at), is_about_values)
+
+def first_line(error: Exception) -> str:
+    """What went wrong, in one line."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}"
+
+
+def _read(error: BaseException, frame: FrameType) -> CaughtError | None:
+    is_another = isinstance(error, _ABOUT_OTHER_THINGS)
+    if is_another or not isinstance(error, Exception):
+        return None
+    at: FrameType | None = frame
+    while at is not None and at.f_code.co_filename.startswith(OURS):
+        at = at.f_back
+    if at is None or not is_of_jax(at.f_code):
+        return None
+    if at.f_code.co_filename.endswith(_WITHOUT_SIZES):
+        return None
+    handled = getattr(error.__context__, _MARK, None)
+    is_about_values = (
+        at is not frame  # a size has refused
+        or isinstance(error, jax.errors.InconclusiveDimensionOperation)
+        or (handled is not None and handled.is_about_values)
+    )
+    return CaughtError(first_line(error), user_place(at), is_about_values)
 
 
 class _Listening(threading.local):

@@ -402,6 +402,18 @@ def compares_for_the_user(frame: FrameType) -> bool:
     return frame.f_back is not None and not is_inside(frame.f_back)
 
 
+def is_asked_by_jax() -> bool:
+    """Whether the nearest frame outside of this floor is JAX's, or our transforms'."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (_is_passed(frame) or _is_of_the_floor(frame)):
+        frame = frame.f_back
+    return is_inside(frame)
+
+
+def _is_of_the_floor(frame: FrameType) -> bool:
+    return (frame.f_globals.get("__name__") or "").startswith("pliax.core.")
+
+
 _WITHIN = ("jax.", "jaxlib", "pliax.transforms.")
 
 

@@ -21,7 +21,7 @@ from ._jax import (
     shuffle_by_size,
     sort_orders,
 )
-from .dims import Size, is_inside
+from .dims import Size, is_asked_by_jax
 
 
 @functools.partial(jax.jit, static_argnames=("side", "dtype"))
@@ -79,4 +79,4 @@ search_by_size(Size, searched)
 shuffle_by_size(Size, shuffled)
 concrete_by_size(Size)
 equiv_by_size(Size)
-compare_types_by_size(Size, is_inside)
+compare_types_by_size(Size, is_asked_by_jax)

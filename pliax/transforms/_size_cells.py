@@ -21,7 +21,7 @@ from pliax.core.dims import evaluate_text
 from pliax.core.guards import Assumptions, Symbol
 from pliax.core.provenance import NOWHERE, Place
 
-from ._trace_errors import first_line, place_of
+from ._trace_errors import place_of, reason_of
 from .tracing import trace_under
 
 
@@ -163,14 +163,14 @@ def cell_at(program: Program, sizes: Mapping[str, int]) -> Cell:
         exact, other = _outcome(lambda: program.trace_exactly(sizes))
         if not _is_its_own(error, other):
             # JAX cannot do without the values of these sizes: a cell of their own.
-            note = f"Traced size by size: {first_line(error)}\n  at {place_of(error)}"
+            note = f"Traced size by size: {reason_of(error)}\n  at {place_of(error)}"
             pins = (f"{name} == {size}" for name, size in sizes.items())
             path = (*path, *(Branch(pin, True, pin, True) for pin in pins))
             results = exact
         if type(error) is not type(other) or results is not None:
             error = other
     place = NOWHERE if error is None else place_of(error)
-    text = "" if error is None else first_line(error)
+    text = "" if error is None else reason_of(error)
     outcome = Outcome(results, text, place, _asked(assumptions))
     return Cell(path, dict(sizes), outcome, note)
 

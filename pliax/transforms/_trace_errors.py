@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from pliax.core.caught_errors import CaughtError
+from pliax.core.caught_errors import CaughtError, first_line
 from pliax.core.provenance import NOWHERE, Place, user_place
 
 
@@ -34,14 +34,12 @@ class GoesOnError(Exception):
 
     def __init__(self, found: CaughtError):
         self.place = found.place
-        super().__init__(f"the function goes on after JAX's {first_line(found.error)}")
+        super().__init__(f"the function goes on after JAX's {found.text}")
 
 
-def first_line(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """What went wrong, in one line."""
-    text = str(error).strip().partition("\n")[0]
-    is_ours = isinstance(error, GoesOnError)
-    return text if is_ours else f"{type(error).__name__}: {text}"
+    return str(error) if isinstance(error, GoesOnError) else first_line(error)
 
 
 def place_of(error: Exception) -> Place:

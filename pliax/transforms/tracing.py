@@ -42,7 +42,7 @@ from pliax.core.unbacked import (
 
 from ._leaves import on_leaves
 from ._other_sizes import other_sizes, works_at
-from ._trace_errors import GoesOnError, NotSymbolicError, first_line, place_of
+from ._trace_errors import GoesOnError, NotSymbolicError, place_of, reason_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _traced(
     again = (
         "%s: traced again, sizes that agree in this call taken as equal: %s\n  at %s"
     )
-    dynamic_log.debug(again, owner, first_line(first), place_of(first))
+    dynamic_log.debug(again, owner, reason_of(first), place_of(first))
     assumptions = Assumptions(symbols, constraints, unify=True, owner=owner)
     others = None
     try:
@@ -192,7 +192,7 @@ def _traced(
     place = place_of(first)
     place = calling_place() if place is NOWHERE else place
     raise NotSymbolicError(
-        first_line(first),
+        reason_of(first),
         place,
         first,
         others is not None and _is_symbolic(f, make_args, assumptions, others),
@@ -242,10 +242,10 @@ def trace_under(
     flat = on_leaves(call, leaves, tree, inputs)
     with tracing_context(assumptions), noticing() as notes:
         closed = jax.make_jaxpr(flat)(*(leaves[i] for i in inputs))
-    _refuse_caught(notes, assumptions)
-    _require_shapes(closed.jaxpr, assumptions)
     if assumptions.violation is not None:  # somebody caught it and went on
         raise assumptions.violation
+    _refuse_caught(notes, assumptions)
+    _require_shapes(closed.jaxpr, assumptions)
     assumptions.close()
     return SymbolicTrace(
         jaxpr=_without_unused(closed.jaxpr, assumptions),

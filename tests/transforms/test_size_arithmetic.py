@@ -83,7 +83,9 @@ def test_results_are_as_long_as_their_size_says(data):
             st.sampled_from(["+ 3", "* 2", "// 2", "% 4", "% 3", "- n % 2"])
         )
         text = f"({text} {step})"
-    text = data.draw(st.sampled_from([text, f"(-{text}) % 5", f"n - n % ({text} + 1)"]))
+    text = data.draw(
+        st.sampled_from([text, f"(-{text}) % 5", f"n - n % (max({text}, 0) + 1)"])
+    )
 
     def f(x):
         n = x.shape[0]
