@@ -2,14 +2,20 @@
 
 import ast
 import dis
+import functools
 import linecache
 from types import FrameType
+from typing import Any
+
+import jax
 
 
-# What looks a size up among others, where equal integers must be found.
-_LOOKUPS = {"get", "add", "setdefault", "pop", "discard", "remove", "fromkeys"}
-_LOOKUPS |= {"hash", "set", "frozenset", "dict", "Counter", "update", "intersection"}
-_LOOKUPS |= {"union", "difference", "issubset", "issuperset", "isdisjoint"}
+_CACHES = (type(jax.jit(abs)), functools._lru_cache_wrapper)
+
+
+def asks_if_all_are_equal(frame: FrameType) -> bool:
+    """Whether a frame puts lengths in a set to see if they are one: flax's scans."""
+    return frame.f_globals.get("__name__") == "flax.core.lift"
 
 
 def hashes_harmlessly(frame: FrameType) -> bool:
@@ -21,12 +27,24 @@ def hashes_harmlessly(frame: FrameType) -> bool:
     instruction = dis.opname[frame.f_code.co_code[frame.f_lasti]]
     if not instruction.startswith("CALL"):
         return False
-    called = _called(frame)
-    return called is not None and called not in _LOOKUPS
+    called = _found(_called(frame), frame)
+    while isinstance(called, functools.partial):
+        called = called.func
+    return isinstance(called, _CACHES)
 
 
-def _called(frame: FrameType) -> str | None:
-    """The last name of the function that a frame is calling, if its text is known."""
+def _found(name: ast.expr | None, frame: FrameType) -> Any:
+    """What a name, or an attribute of one, stands for in a frame; else None."""
+    if isinstance(name, ast.Attribute):
+        return getattr(_found(name.value, frame), name.attr, None)
+    if not isinstance(name, ast.Name):
+        return None
+    scopes = (frame.f_locals, frame.f_globals, frame.f_builtins)
+    return next((scope[name.id] for scope in scopes if name.id in scope), None)
+
+
+def _called(frame: FrameType) -> ast.expr | None:
+    """The function that a frame is calling, if its text is known."""
     positions = list(frame.f_code.co_positions())[frame.f_lasti // 2]
     first, last, begin, end = positions
     if first is None or last is None or begin is None or end is None:
@@ -42,5 +60,4 @@ def _called(frame: FrameType) -> str | None:
         call = ast.parse("(" + "".join(lines) + ")", mode="eval").body
     except SyntaxError:
         return None
-    function = getattr(call, "func", None)
-    return getattr(function, "attr", getattr(function, "id", None))
+    return getattr(call, "func", None)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ._jax import accept_as_boolean, primitive_that_stays
-from .dims import asker
+from .dims import asker, is_asked_by_jax
 from .provenance import user_place
 
 
@@ -65,6 +65,29 @@ class Condition:
 
     __jax_array__ = dimension_as_value
 
+    def __eq__(self, other: Any) -> Any:
+        if self is other:
+            return True
+        if is_asked_by_jax():
+            return NotImplemented
+        if _is_decidable(other):
+            both = sym_and(self, other), sym_and(sym_not(self), sym_not(other))
+            return sym_or(*both)
+        if isinstance(other, int | float):
+            return self if other == 1 else sym_not(self) if other == 0 else False
+        if hasattr(other, "dtype"):
+            return self.__jax_array__() == other
+        return NotImplemented
+
+    def __ne__(self, other: Any) -> Any:
+        equal = self.__eq__(other)
+        is_answer = equal is not NotImplemented
+        return ~equal if hasattr(equal, "dtype") else not equal if is_answer else equal
+
+    def __hash__(self) -> int:
+        """That of the truth value, for users; JAX keys its caches by the object."""
+        return object.__hash__(self) if is_asked_by_jax() else hash(bool(self))
+
     def __invert__(self) -> Any:
         return sym_not(self)
 
@@ -81,6 +104,13 @@ class Condition:
         return sym_or(self, other)
 
     __ror__ = __or__
+
+    def __xor__(self, other: Any) -> Any:
+        if not _is_decidable(other):
+            return self.__jax_array__() ^ other
+        return self != other
+
+    __rxor__ = __xor__
 
     def __str__(self) -> str:
         if self.operation in _COMPARE:

@@ -4,6 +4,7 @@
 """
 
 import ast
+import keyword
 
 
 class _Export(ast.NodeTransformer):
@@ -37,7 +38,8 @@ def _is_whole(node: ast.AST) -> bool:
 
 def is_name(text: str) -> bool:
     """Whether a size may be called so."""
-    return text.isidentifier() and text not in (*FUNCTIONS, "True", "False", "None")
+    is_taken = text in FUNCTIONS or keyword.iskeyword(text)
+    return text.isidentifier() and not is_taken
 
 
 def expression(text: str) -> str | None:

@@ -113,6 +113,9 @@ class Size:
     def __pos__(self) -> Any:
         return self
 
+    def __abs__(self) -> Any:
+        return self.assumptions.extreme("max", self, -self)
+
     # The names under which JAX asks a dimension for its extremes.
 
     def max(self, other: Any) -> Any:

@@ -35,7 +35,7 @@ from ._jax import (
     extreme_of_dimensions,
     may_call_equal_sizes_different,
 )
-from .callers import hashes_harmlessly
+from .callers import asks_if_all_are_equal, hashes_harmlessly
 from .conditions import Condition, opposite, proven, remaining
 from .config import dynamic_log, guards_log
 from .decisions import Decision, comparison_key, key_of
@@ -424,6 +424,8 @@ class Assumptions:
         """The value of a size that user code looks up among integers, else None."""
         if is_inside(frame) or hashes_harmlessly(frame):
             return None
+        if asks_if_all_are_equal(frame):
+            return _OF_EACH_SIZE
         return self.as_integer(size, "by hash", frame)
 
     @property
@@ -547,6 +549,8 @@ class Assumptions:
             return f"{names[0]} = {self.symbols[names[0]].hint}"
         return f"{a} = {b}" if isinstance(a, Size) else f"{b} = {a}"
 
+
+_OF_EACH_SIZE = 3  # equal hashes: a set compares its elements, under guards
 
 # Each order as "larger - smaller >= 0", and whether that is to be true.
 _AT_LEAST = {

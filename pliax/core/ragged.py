@@ -15,7 +15,8 @@ import jax
 import numpy as np
 from jax import lax
 
-from ._jax import current_trace
+from ._jax import current_trace, weakly_typed_as
+from .conditions import Condition
 from .dims import Size, asker, variables
 from .guards import Assumptions
 from .marks import check_conditions
@@ -213,6 +214,8 @@ def as_result(x: Any, assumptions: Assumptions, owner: str) -> Any:
     Raises:
         ValueError: where two of them are.
     """
+    if isinstance(x, Condition):  # a Python bool gives way to no other type in a result
+        return weakly_typed_as(x.dimension_as_value(), x)
     shape = getattr(x, "shape", ())
     unbacked = assumptions.unbacked.keys()
     axes = [i for i, n in enumerate(shape) if variables(n) & unbacked]

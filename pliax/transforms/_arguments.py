@@ -255,6 +255,8 @@ def check_callable(f: Any) -> None:
 
 def describe_callable(f: Any) -> str:
     """The name under which errors, profiles and tables speak of f."""
+    if hasattr(f, "__name__"):
+        return f.__name__
     inner = getattr(f, "func", f)  # functools.partial has no name of its own
     return getattr(inner, "__name__", type(inner).__name__)
 

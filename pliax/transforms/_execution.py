@@ -19,6 +19,7 @@ from pliax.core.unbacked import most, raise_failed, with_unbacked
 from ._buffers import Padding, cut_array, padded, places
 from ._donation import delete
 from ._families import Reading
+from ._kinds import unmarked
 from ._ledger import Calls
 from .padding.interpreter import run_whole
 from .padding.layouts import Bucket, Padded, UnboundedSizeError, physical_shape
@@ -86,6 +87,7 @@ class Plan:
         facts: of the call it was built for; None until it can be found.
         tally: where its costs are counted.
         jitted: the function that JAX compiles and calls.
+        plain: that of exact sizes, where JAX looks for NaN in all there is.
         size: tells how many executables of it there are.
         built: how many executables of it have been accounted for.
         checks: the errors of what it checks at run time.
@@ -98,6 +100,7 @@ class Plan:
     facts: Any = None
     tally: Any = None
     jitted: Any = None
+    plain: Any = None
     size: Any = None
     built: int = 0
     checks: tuple[str, ...] = ()
@@ -146,8 +149,10 @@ class Plan:
 
         body.__name__, body.__qualname__ = f.__name__, f.__qualname__
         body.__signature__ = _signature(f)  # type: ignore[attr-defined]
+        body.__wrapped__ = f  # type: ignore[attr-defined]  # for JAX, which tells where
         behind = tuple(p + 1 if p >= 0 else p for p in donated)
         self.jitted = jax.jit(body, donate_argnums=behind)
+        self.plain = jax.jit(f)
         self.size = cache_size(self.jitted)
 
     def _run(self, sizes: Any, args: tuple, kwargs: dict) -> Any:
@@ -251,7 +256,11 @@ class Bound:
     def __call__(self, args: tuple, kwargs: dict) -> Any:
         """The results of one call, whose arguments are of these sizes."""
         given, named = self.pad(args, kwargs)
-        results = self.run(*given, **named)
+        try:
+            results = self.run(*given, **named)
+        except FloatingPointError:  # jax_debug_nans looks at padding, too
+            args, kwargs = unmarked(args, kwargs)
+            return self.plan.plain(*args, **kwargs)
         if self.plan.is_checked:  # the only wait for the device in a call
             results, held = results
             raise_failed(self.plan.checks, held)

@@ -20,13 +20,13 @@ from .specialization import holds
 _STEPS = (*range(3, 256), 1, 2)
 
 
-def works_at(
+def error_at(
     sizes: Mapping[str, int],
     f: Callable[..., Any],
     make_args: Callable[[Assumptions], tuple[tuple, dict]],
     assumptions: Assumptions,
-) -> bool:
-    """Whether JAX traces a program whose named sizes have these values."""
+) -> Exception | None:
+    """What JAX raises where the named sizes of a program have these values."""
     leaves, tree = jax.tree.flatten(make_args(assumptions))
     known = [evaluate(x, sizes) if isinstance(x, Size) else x for x in leaves]
     places = [i for i, x in enumerate(known) if not isinstance(x, int)]
@@ -39,9 +39,9 @@ def works_at(
 
     try:
         jax.eval_shape(flat, *(plain(known[i]) for i in places))
-    except Exception:  # whatever a user's function raises
-        return False
-    return True
+    except Exception as error:  # whatever a user's function raises
+        return error
+    return None
 
 
 def other_sizes(assumptions: Assumptions) -> dict[str, int] | None:

@@ -235,8 +235,9 @@ def _as_text(given: Any, where: str) -> Any:
 
 
 def _keys(path: tuple) -> tuple[str, ...]:
-    keys = (getattr(k, "key", getattr(k, "idx", None)) for k in path)
-    return tuple(map(str, keys))
+    kinds = ("key", "idx", "name")  # of a dictionary, a sequence, a dataclass
+    found = (next(getattr(k, n) for n in kinds if hasattr(k, n)) for k in path)
+    return tuple(map(str, found))
 
 
 def _is_like_a_shape(node: Any) -> bool:

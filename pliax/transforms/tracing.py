@@ -33,6 +33,7 @@ from pliax.core.provenance import (
 )
 from pliax.core.ragged import as_result, logical
 from pliax.core.unbacked import (
+    NeedsSizesError,
     asserts,
     births,
     every_equation,
@@ -41,7 +42,7 @@ from pliax.core.unbacked import (
 )
 
 from ._leaves import on_leaves
-from ._other_sizes import other_sizes, works_at
+from ._other_sizes import error_at, other_sizes
 from ._trace_errors import GoesOnError, NotSymbolicError, place_of, reason_of
 
 
@@ -185,7 +186,9 @@ def _traced(
         return trace_under(assumptions, f, make_args)
     except ConstraintViolationError as second:
         others = other_sizes(assumptions)
-        if others is None or not works_at(others, f, make_args, assumptions):
+        is_needed = others is None or error_at(others, f, make_args, assumptions)
+        own = error_at(assumptions.hints, f, make_args, assumptions)
+        if is_needed and (own is None or isinstance(own, NeedsSizesError)):
             raise second from first
     except Exception:  # what went wrong first is the reason
         pass

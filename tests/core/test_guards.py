@@ -1,3 +1,5 @@
+import functools
+import operator
 import re
 
 import jax
@@ -151,9 +153,28 @@ def test_lookups_find_equal_integers():
     assert t not in {13} and t not in [13]
 
 
-def test_caches_keep_sizes_symbolic():
-    import functools
+TABLE = {12: 2, 13: 3}
+from_table = TABLE.get
 
+
+@pytest.mark.parametrize(
+    "look_up",
+    [
+        lambda t: from_table(t),
+        lambda t: next(map(TABLE.get, [t])),
+        lambda t: functools.partial(TABLE.get, t)(),
+        lambda t: operator.getitem(TABLE, t),
+        lambda t: next(filter(TABLE.__contains__, [t])) - 10,
+        lambda t: 1 + len({12, 13}.symmetric_difference([t])),
+    ],
+)
+def test_lookups_by_any_way_find_equal_integers(look_up):
+    (t,) = sizes(assumptions := assume(t=12), "t")
+    assert look_up(t) == 2
+    assert "t == 12" in assumptions.guards
+
+
+def test_caches_keep_sizes_symbolic():
     @functools.lru_cache
     def double(n):
         return 2 * n

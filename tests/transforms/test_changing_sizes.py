@@ -1,15 +1,18 @@
 """Laws of px.compile where sizes change: traces, guards, buckets, padding, reasons."""
 
+import dataclasses
 import inspect
 import itertools
 import re
 import threading
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 from hypothesis import given, strategies as st
 from jax.sharding import AxisType, NamedSharding
 
@@ -216,7 +219,7 @@ def test_wrong_options_are_refused(options, error, text):
         px.compile(lambda x: x, dims={"x": "b"}, **options)
 
 
-@pytest.mark.parametrize("name", ["max", "mod", "True", "None", "floordiv(b)"])
+@pytest.mark.parametrize("name", ["max", "mod", "True", "if", "not", "floordiv(b)"])
 def test_a_size_cannot_be_called_like_a_function(name):
     with pytest.raises(ValueError, match="cannot be read"):
         px.compile(lambda x: x, dims={"x": name})
@@ -733,3 +736,45 @@ def test_python_integers_of_any_sign_and_size_are_served():
         np.testing.assert_array_equal(part(x, n), x[:n])
     for n in (2, 3, 4, 2**31 - 1, 2**30, 2**31 - 5, -(2**31), -5):
         np.testing.assert_array_equal(product(x, n), jax.jit(jnp.multiply)(x, n))
+
+
+# Pytrees and models -------------------------------------------------------------------
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    tokens: Any
+    labels: Any
+
+
+def test_shapes_may_stand_in_a_dataclass():
+    f = px.compile(lambda b: b.tokens + b.labels, dims={"b": Batch("t", "t")})
+    for t in (3, 5, 4):
+        same(f(Batch(counting(t), counting(t))), 2 * counting(t))
+    assert f.stats.traces == 1
+
+
+def test_a_recurrent_net_of_linen_runs_over_any_length():
+    net = linen.RNN(linen.GRUCell(4))
+    weights = net.init(jax.random.key(0), ones(2, 3, 3))
+    f = px.compile(net.apply, dims={"args[0]": "b, t, _"}, padding="require")
+    for b, t in [(2, 5), (3, 7), (1, 1)]:
+        same(
+            f(weights, np.sin(counting(b, t, 3))),
+            net.apply(weights, np.sin(counting(b, t, 3))),
+        )
+    assert f.stats.traces == 1
+
+
+def test_a_function_keeps_its_name_and_its_place():
+    f = px.compile(px.compile(attend), dims={"x": "a, b", "y": "a"})
+    with pytest.raises(ValueError, match=r"px.compile\(attend\): dims gives y"):
+        f(ones(3, 3), ones(3, 3))
+    line = inspect.getsourcelines(branches_on_values)[1]
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=f"py:{line}"):
+        px.compile(branches_on_values)(ones(3))
+
+
+def branches_on_values(x):
+    return x if x[0] > 0 else -x

@@ -29,6 +29,7 @@ EXPRESSIONS = {
     "larger": lambda a, b: max(a, b),
     "smaller": lambda a, b: min(a, b),
     "excess": lambda a, b: max(a - b, 0),
+    "distance": lambda a, b: abs(a - b),
     "product": lambda a, b: a * b // 4,
     "hash": lambda a, b: (a * b) % 7,
     "one less": lambda a, b: a - 1,
@@ -100,6 +101,7 @@ OPERATIONS = {
     "largest": lambda x, y, n: lax.top_k(x, min(x.shape[0], 3))[0],
     "equal sizes": lambda x, y, n: x * 2 if x.shape == y.shape else -x,
     "long": lambda x, y, n: x + 1 if x.shape[0] > n else x[::-1],
+    "alike": lambda x, y, n: -x if (x.shape[0] > 4) == (y.shape[0] > n) else x,
     "divisible": lambda x, y, n: x - 1 if n % 2 == 0 else x,
 }
 

@@ -27,6 +27,40 @@ def agree(f, sizes, make=counting, **options):
     return compiled
 
 
+# Truth values ------------------------------------------------------------------------
+
+
+def same_truth(n):
+    return (n > 4) == (n > 3)
+
+
+TRUTHS = {
+    "equal": same_truth,
+    "different": lambda n: (n > 4) != (n > 3),
+    "exclusive": lambda n: (n > 4) ^ (n % 2 == 0),
+    "a constant": lambda n: (n > 4) == True,  # noqa: E712
+    "an integer": lambda n: (n > 4) == 1,
+    "in a tuple": lambda n: (n > 4) in (True,),
+    "counted": lambda n: [n > 4, True, n > 3].count(True) == 2,
+    "a key": lambda n: {True: False, False: True}[n > 4],
+    "in a set": lambda n: len({n > 4, True}) == 1,
+}
+
+
+@pytest.mark.parametrize("holds", TRUTHS.values(), ids=TRUTHS)
+def test_truth_values_compare_as_those_of_python(holds):
+    f = agree(lambda x: 2 * x if holds(x.shape[0]) else x, (3, 4, 5), dims={"x": "t"})
+    assert f.guards
+
+
+def test_a_comparison_that_is_returned_has_the_type_that_jit_gives_it():
+    f = px.compile(lambda x: x.shape[0] > 3, dims={"x": "t"})
+    assert [(bool(f(ones)), f(ones).weak_type) for ones in map(np.ones, (3, 4))] == [
+        (False, False),
+        (True, False),
+    ]
+
+
 # Equal sizes ------------------------------------------------------------------------
 
 
@@ -127,6 +161,15 @@ def test_one_call_with_an_empty_part_leaves_the_others_in_buckets():
     f = agree(ASKS_ABOUT_1["searchsorted"], (1, 5, 6, 1, 7, 9), dims={"x": "t"})
     assert f.stats.compilations == 4  # t = 1, and buckets up to 5, 7 and 9
     assert "traced for this call alone" in f.explain()
+
+
+def test_a_mistake_of_the_user_is_told_at_one_element_too():
+    def f(x):
+        raise RuntimeError(f"{x + x[:1]} is wrong")
+
+    for n in (3, 1):
+        with pytest.raises(RuntimeError, match="is wrong"):
+            px.compile(f, dims={"x": "t"})(counting(n))
 
 
 def test_sizes_that_are_equal_by_chance_hide_no_reason():
@@ -303,6 +346,13 @@ def test_reshape_relies_on_what_is_checked():
         return chosen.reshape(-1, 2).sum(0)
 
     np.testing.assert_array_equal(px.compile(f, dims={"x": "t"})(counting(5)), [4, 6])
+
+
+@pytest.mark.parametrize("seeks", [jax.debug_nans, jax.debug_infs])
+def test_nan_in_the_padding_is_nobodys(seeks):
+    f = px.compile(lambda x: x / x, dims={"x": px.Dim("t", buckets=[8])})
+    with seeks(True):
+        np.testing.assert_array_equal(f(np.ones(5)), np.ones(5))
 
 
 def test_what_debug_nans_finds_is_what_it_says():

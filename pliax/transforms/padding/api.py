@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer, eval_jaxpr
 
-from pliax.core.constraints import constraint
 from pliax.core.dims import Size
 from pliax.core.guards import Guard, Symbol
 from pliax.core.provenance import calling_place
@@ -21,8 +20,10 @@ from pliax.transforms._arguments import (
     describe_callable,
     read_parameters,
 )
+from pliax.transforms._options import read_where
 from pliax.transforms._sizes import Sizes, names_in, read_sizes
 from pliax.transforms._trace_errors import NotSymbolicError
+from pliax.transforms.specialization import holds
 from pliax.transforms.tracing import SymbolicTrace, trace, validate_if_asked
 
 from .interpreter import run_whole
@@ -44,7 +45,7 @@ class PaddedFunction:
     _constraints: tuple[str, ...]
     _least: Mapping[str, int]
 
-    def __call__(self, *args: Any, sizes: Mapping[str, Any], **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, sizes: Any, **kwargs: Any) -> Any:
         """The padded results for arrays of which the first `sizes` are valid.
 
         Args:
@@ -87,7 +88,7 @@ class PaddedFunction:
             )
         raise_failed(texts, held)
 
-    def out_shapes(self, *args: Any, sizes: Mapping[str, int], **kwargs: Any) -> Any:
+    def out_shapes(self, *args: Any, sizes: Any, **kwargs: Any) -> Any:
         """The valid shape of each result, for the same arguments as a call.
 
         For sizes born from data it has their bounds.
@@ -99,12 +100,12 @@ class PaddedFunction:
         ]
         return jax.tree.unflatten(traced.out_tree, shapes)
 
-    def guards(self, *args: Any, sizes: Mapping[str, int], **kwargs: Any) -> Any:
+    def guards(self, *args: Any, sizes: Any, **kwargs: Any) -> Any:
         """The conditions on sizes under which the padded program is right."""
         return self._trace(args, kwargs, sizes)[1].guards
 
     def _trace(
-        self, args: tuple, kwargs: dict, sizes: Mapping[str, Any]
+        self, args: tuple, kwargs: dict, sizes: Any
     ) -> tuple[dict[str, int], SymbolicTrace]:
         leaves = self._parameters.leaves(args, kwargs)
         bound = self._sizes.read(leaves)
@@ -138,8 +139,15 @@ class PaddedFunction:
             self._require(guard, sizes)
         return lengths, found
 
-    def _check(self, lengths: Mapping[str, int], sizes: Mapping[str, Any]) -> None:
+    def _check(self, lengths: Mapping[str, int], sizes: Any) -> None:
         owner = self._parameters.owner
+        if not isinstance(sizes, Mapping):
+            raise TypeError(
+                f"{owner}: sizes is {sizes!r}, which is no dictionary.\n"
+                'Pass the true sizes by name, sizes={"t": 5}.'
+            )
+        for name, size in sizes.items():
+            _check_integer(owner, name, size)
         missing, unknown = lengths.keys() - sizes.keys(), sizes.keys() - lengths.keys()
         if missing or unknown:
             raise ValueError(
@@ -154,6 +162,12 @@ class PaddedFunction:
                     f"{owner}: sizes says {name} = {int(size)}, but the arrays have "
                     f"room for {low} to {length}.\nPass longer arrays, or min=."
                 )
+
+        known = {n: int(sizes[n]) for n in lengths if _is_known(sizes[n])}
+        dims = (c for d in self._sizes.dims.values() for c in d.constraints)
+        for text in (*self._constraints, *dims):
+            if names_in(text) <= known.keys() and not holds(text, known):
+                raise ValueError(f"{owner}: {text} was declared, but sizes is {known}.")
 
     def _require(self, guard: Guard, sizes: Mapping[str, Any]) -> None:
         known = {n: int(s) for n, s in sizes.items() if _is_known(s)}
@@ -179,8 +193,8 @@ def pad(
     f: Any,
     *,
     dims: Mapping[str, Any] | None = None,
-    where: tuple[str, ...] = (),
-    min: Mapping[str, int] | None = None,  # noqa: A002  (as in Dim)
+    where: Any = (),
+    min: Any = None,  # noqa: A002  (as in Dim)
 ) -> PaddedFunction:
     """Makes a function exact on arrays that are longer than their contents.
 
@@ -222,8 +236,32 @@ def pad(
         )
     parameters, _ = read_parameters(f, (), (), owner)
     sizes = read_sizes(dims, parameters)
-    known = tuple(constraint(text) for text in where)
+    known = read_where(where, sizes, owner)
+    _check_least(owner, min or {}, sizes)
     return PaddedFunction(f, parameters, sizes, known, dict(min or {}))
+
+
+def _check_least(owner: str, least: Any, sizes: Sizes) -> None:
+    is_read = isinstance(least, Mapping)
+    if not is_read or any(type(n) is not int for n in least.values()):
+        raise TypeError(
+            f"{owner}: min is {least!r}, which gives no integers by name.\n"
+            'Pass the smallest values of sizes, min={"t": 2}.'
+        )
+    if unknown := sorted(map(str, least.keys() - sizes.names)):
+        raise ValueError(
+            f"{owner}: min names {_list(unknown)}, but dims names {_list(sizes.names)}."
+        )
+
+
+def _check_integer(owner: str, name: str, size: Any) -> None:
+    is_array = hasattr(size, "dtype") and np.ndim(size) == 0
+    is_integer = is_array and np.issubdtype(size.dtype, np.integer)
+    if not is_integer and type(size) is not int:
+        raise TypeError(
+            f"{owner}: sizes says {name} = {size!r}, which is no integer.\n"
+            "Pass an int, or an integer scalar of NumPy or JAX."
+        )
 
 
 def _of_jaxpr(closed: Any, dims: Any) -> tuple[Callable[..., Any], dict[str, str]]:

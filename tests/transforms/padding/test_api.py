@@ -1,0 +1,65 @@
+"""What px.pad takes: sizes that keep what was declared, and words for all else."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pliax as px
+
+
+def total(x):
+    return x.sum()
+
+
+ONES = np.ones(8, np.float32)
+
+
+@pytest.mark.parametrize("size", [3, np.int64(3), np.array(3), jnp.int32(3)])
+def test_a_size_is_any_integer(size):
+    padded = px.pad(total, dims={"x": "t"}, where="t <= 4")
+    assert padded(ONES, sizes={"t": size}) == 3
+    assert jax.jit(px.pad(total, dims={"x": "t"}))(ONES, sizes={"t": size}) == 3
+
+
+@pytest.mark.parametrize("size", [3.7, "3", np.float32(3), True, None, np.array([3])])
+def test_a_size_is_an_integer(size):
+    with pytest.raises(TypeError, match=r"sizes says t = .* which is no integer"):
+        px.pad(total, dims={"x": "t"})(ONES, sizes={"t": size})
+
+
+@pytest.mark.parametrize("sizes", [3, [3], None])
+def test_sizes_have_names(sizes):
+    with pytest.raises(TypeError, match="which is no dictionary"):
+        px.pad(total, dims={"x": "t"})(ONES, sizes=sizes)
+
+
+@pytest.mark.parametrize(
+    ("dims", "options", "size"),
+    [
+        ("t", {"where": "t <= 4"}, 6),
+        ("t", {"where": ("t % 2 == 0",)}, 3),
+        (px.Dim("t", multiple_of=4), {}, 6),
+    ],
+)
+def test_sizes_keep_what_was_declared(dims, options, size):
+    padded = px.pad(total, dims={"x": dims}, **options)
+    assert padded(ONES, sizes={"t": 4}) == 4
+    with pytest.raises(ValueError, match=r"was declared, but sizes is \{'t': "):
+        padded(ONES, sizes={"t": size})
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"where": (3,)}, TypeError, "where holds 3 of type int"),
+        ({"where": 3}, TypeError, "where is 3 of type int"),
+        ({"where": "q <= 2"}, ValueError, "dims names no 'q'"),
+        ({"min": 3}, TypeError, "min is 3, which gives no integers by name"),
+        ({"min": {"t": "a"}}, TypeError, "gives no integers by name"),
+        ({"min": {"q": 3}}, ValueError, "min names q, but dims names t"),
+    ],
+)
+def test_options_are_refused_at_once(options, error, text):
+    with pytest.raises(error, match=text):
+        px.pad(total, dims={"x": "t"}, **options)
