@@ -16,6 +16,8 @@ class _Export(ast.NodeTransformer):
         return super().generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        if not _may_stand_on_the_right(node.op, node.right):
+            raise ValueError
         left, right = self.visit(node.left), self.visit(node.right)
         name = _FUNCTIONS.get(type(node.op))
         if name is None:
@@ -32,8 +34,19 @@ FUNCTIONS = ("max", "min", "mod", "floordiv")
 
 def _is_whole(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
-        return getattr(node.func, "id", "") in FUNCTIONS and not node.keywords
+        is_known = getattr(node.func, "id", "") in FUNCTIONS
+        return is_known and len(node.args) == 2 and not node.keywords
     return not isinstance(node, ast.Constant) or type(node.value) is int
+
+
+def _may_stand_on_the_right(operator: ast.operator, node: ast.expr) -> bool:
+    """Whether something may divide, or be an exponent, which is at least 1."""
+    is_power = isinstance(operator, ast.Pow)
+    if not isinstance(node, ast.Constant):
+        return not is_power
+    if not is_power and not isinstance(operator, ast.Mod | ast.FloorDiv):
+        return True
+    return type(node.value) is int and node.value >= 1
 
 
 def is_name(text: str) -> bool:

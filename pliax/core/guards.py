@@ -475,6 +475,8 @@ class Assumptions:
 
     def _unknown(self, names: frozenset[str]) -> str:
         name = min(names - self.hints.keys())
+        if self.is_closed:
+            return f"the trace that {name} belongs to is over"
         return f"only the device knows {name} ({self.symbols[name].origin})"
 
     def _guard(

@@ -93,7 +93,9 @@ class Dim:
 
     def _check_buckets(self) -> None:
         given = self.buckets
-        if given is None or given == "geometric" or callable(given):
+        if given is None or callable(given):
+            return
+        if isinstance(given, str) and given == "geometric":
             return
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise TypeError(
