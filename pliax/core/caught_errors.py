@@ -1,6 +1,6 @@
 """JAX's errors that the user's code catches while it is traced, and goes on after.
 
-    noticing() : context manager  ->  Notes, which tell the first such error
+    noticing() : context manager  ->  Notes, which list these errors
 
 JAX calls two symbolic sizes different and raises; with their values it may not have.
 An error that reaches us makes a trace start again or stops it. One that a function

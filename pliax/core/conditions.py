@@ -81,8 +81,9 @@ class Condition:
 
     def __ne__(self, other: Any) -> Any:
         equal = self.__eq__(other)
-        is_answer = equal is not NotImplemented
-        return ~equal if hasattr(equal, "dtype") else not equal if is_answer else equal
+        if equal is NotImplemented or isinstance(equal, bool):
+            return equal if equal is NotImplemented else not equal
+        return ~equal
 
     def __hash__(self) -> int:
         """That of the truth value, for users; JAX keys its caches by the object."""

@@ -87,7 +87,7 @@ class Plan:
         facts: of the call it was built for; None until it can be found.
         tally: where its costs are counted.
         jitted: the function that JAX compiles and calls.
-        plain: that of exact sizes, where JAX looks for NaN in all there is.
+        plain: the function without padding, in which JAX may look for NaN.
         size: tells how many executables of it there are.
         built: how many executables of it have been accounted for.
         checks: the errors of what it checks at run time.
@@ -139,8 +139,16 @@ class Plan:
         ranges = with_unbacked(trace.assumptions, self.ranges)
         return Bucket(ranges, values, trace.equal)
 
-    def compile_as(self, f: Callable[..., Any], donated: Sequence[int]) -> None:
-        """Makes what JAX compiles, under the name and signature of f."""
+    def compile_as(
+        self, f: Callable[..., Any], donated: Sequence[int], plain: Callable[..., Any]
+    ) -> None:
+        """Makes what JAX compiles, under the name and signature of f.
+
+        Args:
+            f: the function.
+            donated: the positions of arguments that are given away.
+            plain: f as `jax.jit` has it.
+        """
 
         def body(vector: Any, /, *args: Any, **kwargs: Any) -> Any:
             if not self._vetting.depth:
@@ -152,7 +160,7 @@ class Plan:
         body.__wrapped__ = f  # type: ignore[attr-defined]  # for JAX, which tells where
         behind = tuple(p + 1 if p >= 0 else p for p in donated)
         self.jitted = jax.jit(body, donate_argnums=behind)
-        self.plain = jax.jit(f)
+        self.plain = plain
         self.size = cache_size(self.jitted)
 
     def _run(self, sizes: Any, args: tuple, kwargs: dict) -> Any:

@@ -274,7 +274,7 @@ class CompiledFunction(Dispatched):
         reason = f"new bucket: {range_text(ranges)}" if plans else entry.reason
         group = _group(ranges, call.facts)
         plan = Plan(entry, ranges, group, reason)
-        plan.compile_as(self._counted, self._options.donated)
+        plan.compile_as(self._counted, self._options.donated, self._plain)
         with self._ledger.building(group) as tally:
             plan.tally = tally
             bound = self._bound(plan, call)

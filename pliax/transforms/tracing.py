@@ -190,8 +190,8 @@ def _traced(
         own = error_at(assumptions.hints, f, make_args, assumptions)
         if is_needed and (own is None or isinstance(own, NeedsSizesError)):
             raise second from first
-    except Exception:  # what went wrong first is the reason
-        pass
+    except Exception as second:  # what went wrong first is the reason
+        dynamic_log.debug("%s: nor so: %s", owner, reason_of(second))
     place = place_of(first)
     place = calling_place() if place is NOWHERE else place
     raise NotSymbolicError(

@@ -167,7 +167,10 @@ class PaddedFunction:
         dims = (c for d in self._sizes.dims.values() for c in d.constraints)
         for text in (*self._constraints, *dims):
             if names_in(text) <= known.keys() and not holds(text, known):
-                raise ValueError(f"{owner}: {text} was declared, but sizes is {known}.")
+                raise ValueError(
+                    f"{owner}: {text} was declared, but sizes is {known}.\n"
+                    "Pass other sizes, or drop the condition."
+                )
 
     def _require(self, guard: Guard, sizes: Mapping[str, Any]) -> None:
         known = {n: int(s) for n, s in sizes.items() if _is_known(s)}
@@ -250,7 +253,8 @@ def _check_least(owner: str, least: Any, sizes: Sizes) -> None:
         )
     if unknown := sorted(map(str, least.keys() - sizes.names)):
         raise ValueError(
-            f"{owner}: min names {_list(unknown)}, but dims names {_list(sizes.names)}."
+            f"{owner}: min names {_list(unknown)}, but dims names "
+            f"{_list(sizes.names)}.\nName sizes of dims."
         )
 
 
