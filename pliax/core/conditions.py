@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, ClassVar
 
+import jax
 import numpy as np
 
 from ._jax import accept_as_boolean, primitive_that_stays
@@ -148,12 +149,30 @@ def proven(condition: Any) -> bool | None:
     return None if None in answers else not decisive
 
 
-def known(condition: Any, frame: FrameType) -> bool | None:
-    """As `proven`, for a frame that goes on with the answer: it is put on record."""
+def known(condition: Any, frame: FrameType, owner: str) -> bool | None:
+    """As `proven`, for a frame that goes on with the answer: it is put on record.
+
+    Raises:
+        TypeError: where the condition is an array without a truth value.
+    """
+    _refuse_arrays(condition, owner)
     answer = proven(condition)
     if answer is not None and isinstance(condition, Condition):
         condition.assumptions.record(condition, answer, frame)
     return answer
+
+
+def _refuse_arrays(condition: Any, owner: str) -> None:
+    """Refuses an array of several elements, or one of which only the device knows."""
+    if not isinstance(condition, jax.Array | np.ndarray):
+        return
+    if condition.size == 1 and not isinstance(condition, jax.core.Tracer):
+        return
+    raise TypeError(
+        f"{owner}: the condition is an array, {jax.typeof(condition)}; conditions are "
+        "about sizes, x.shape[0] > 3.\nFor what arrays hold use jnp.where, "
+        "jax.lax.cond or jax.experimental.checkify."
+    )
 
 
 def remaining(condition: Condition) -> Condition:
@@ -207,6 +226,8 @@ def sym_or(*conditions: Any) -> Any:
 
 def _joined(operation: str, conditions: tuple[Any, ...]) -> Any:
     decisive = operation == "or"
+    for condition in conditions:
+        _refuse_arrays(condition, f"px.sym_{operation}")
     known = [c for c in conditions if not isinstance(c, Condition)]
     if any(bool(c) is decisive for c in known):
         return decisive
@@ -229,7 +250,7 @@ def statically_known_true(condition: Any) -> bool:
     Returns:
         True only where the condition holds for every size the trace will serve.
     """
-    return known(condition, asker()) is True
+    return known(condition, asker(), "px.statically_known_true") is True
 
 
 def guard_or_false(condition: Any) -> bool:
@@ -243,7 +264,7 @@ def guard_or_false(condition: Any) -> bool:
         at hand, what is known, else False. Write the program so that the branch for
         False is right for all sizes.
     """
-    return _guard_or(condition, False, asker())
+    return _guard_or(condition, False, asker(), "px.guard_or_false")
 
 
 def guard_or_true(condition: Any) -> bool:
@@ -255,11 +276,11 @@ def guard_or_true(condition: Any) -> bool:
     Returns:
         As `guard_or_false`, with True in place of False.
     """
-    return _guard_or(condition, True, asker())
+    return _guard_or(condition, True, asker(), "px.guard_or_true")
 
 
-def _guard_or(condition: Any, otherwise: bool, frame: FrameType) -> bool:
-    if (answer := known(condition, frame)) is not None:
+def _guard_or(condition: Any, otherwise: bool, frame: FrameType, owner: str) -> bool:
+    if (answer := known(condition, frame, owner)) is not None:
         return answer
     if not condition.assumptions.has_hints(condition):
         return otherwise
@@ -286,7 +307,7 @@ def check(condition: Any, message: str = "") -> None:
         >>> px.check(3 < 4, "three is less than four")
     """
     frame = asker()
-    answer = known(condition, frame)
+    answer = known(condition, frame, "px.check")
     place = user_place(frame)
     text = f"px.check: {message or f'{condition} does not hold'}\n  at {place}"
     if answer is None and not condition.assumptions.has_hints(condition):

@@ -1,9 +1,11 @@
 """Conditions that users write in Python, as `jax.export` takes them.
 
-"b % 8 == 0"  ->  "mod(b, 8) == 0"
+constraint : "b % 8 == 0"  ->  "mod(b, 8) == 0"
+in_python  : and back
 """
 
 import ast
+import functools
 import keyword
 
 
@@ -62,6 +64,25 @@ def expression(text: str) -> str | None:
     except (SyntaxError, ValueError):
         return None
     return ast.unparse(ast.fix_missing_locations(node)).replace("**", "^")
+
+
+class _Infix(ast.NodeTransformer):
+    """floordiv(t, 2) and mod(t, 2) as Python writes them."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        node = ast.Call(node.func, [self.visit(x) for x in node.args], [])
+        operator = _PYTHON.get(getattr(node.func, "id", ""))
+        return ast.BinOp(node.args[0], operator(), node.args[1]) if operator else node
+
+
+_PYTHON = {name: operator for operator, name in _FUNCTIONS.items()}
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def in_python(text: str) -> str:
+    """An expression or a condition of `jax.export`'s in Python: "t // 2", "t % 2"."""
+    tree = ast.parse(text.replace("^", "**"), mode="eval")
+    return ast.unparse(ast.fix_missing_locations(_Infix().visit(tree)))
 
 
 _COMPARISONS = {ast.LtE: "<=", ast.GtE: ">=", ast.Eq: "==", ast.Lt: "<", ast.Gt: ">"}

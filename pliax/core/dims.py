@@ -25,6 +25,7 @@ import jax
 import numpy as np
 
 from ._jax import accept_as_integer, as_weak, dim_as_value_p, weakly_typed_as
+from .constraints import in_python
 from .intervals import INTERVALS, Interval, Magnitude, interval, magnitude_of
 
 
@@ -207,7 +208,7 @@ class Size:
         return self.__jax_array__().astype(dtype)
 
     def __str__(self) -> str:
-        return _source(str(self.expression))
+        return in_python(str(self.expression))
 
     __repr__ = __str__
 
@@ -273,22 +274,6 @@ def _array_of(x: Any) -> Any:
 
 
 LARGEST = 2**31 - 1  # what an int32 holds, in which JAX computes with sizes
-_PYTHON = {"floordiv": ast.FloorDiv, "mod": ast.Mod}
-
-
-class _Infix(ast.NodeTransformer):
-    """floordiv(t, 2) and mod(t, 2) as Python writes them."""
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        node = ast.Call(node.func, [self.visit(x) for x in node.args], [])
-        operator = _PYTHON.get(getattr(node.func, "id", ""))
-        return ast.BinOp(node.args[0], operator(), node.args[1]) if operator else node
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _source(expression: str) -> str:
-    tree = ast.parse(expression.replace("^", "**"), mode="eval")
-    return ast.unparse(ast.fix_missing_locations(_Infix().visit(tree)))
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -339,7 +324,7 @@ def smaller(a: Any, b: Any) -> Any:
 def evaluate_text(expression: str, values: Mapping[str, int]) -> int:
     """The value of an expression as `jax.export` prints it."""
     names = {"__builtins__": {}, **_INTEGERS}
-    return eval(code(_source(expression)), names, dict(values))
+    return eval(code(in_python(expression)), names, dict(values))
 
 
 def variables(size: Any) -> frozenset[str]:

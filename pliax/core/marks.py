@@ -155,6 +155,21 @@ def _is_count(x: Any) -> bool:
     return isinstance(x, int | float | np.number) and bool(x >= 0)
 
 
+def answer(question: Callable[[int], Any], size: int, asked: str) -> Any:
+    """What a user's function says of a size; its errors get a note who asked.
+
+    Args:
+        question: a bucket of a list, or a condition.
+        size: the argument.
+        asked: what it was passed as, "the buckets of t".
+    """
+    try:
+        return question(size)
+    except Exception as error:
+        error.add_note(f"raised by {asked}, asked about the size {size}.")
+        raise
+
+
 def check_conditions(owner: str, given: Any) -> tuple[Callable[[int], Any], ...]:
     """The conditions that a user passed as `specialize_on`.
 

@@ -36,7 +36,8 @@ class Ragged:
     Attributes:
         data: the array; the first `size` elements along the axis are valid, and what
             the others hold means nothing.
-        size: the number of valid elements, an int32 scalar on the device.
+        size: the number of valid elements, an int32 scalar on the device. Of one
+            made by hand nobody checks that it is at least 0 and at most the bound.
         axis: which axis, counted from the end: an axis that `jax.vmap` puts in front
             does not move it.
         excess: the error where `size` is more than the bound; empty where it cannot be.
@@ -202,7 +203,13 @@ def logical(tree: Any, owner: str) -> Any:
                 f"{owner}: an argument {x!r} has {np.shape(x.size)} sizes, one for "
                 "each row.\nPass one row, or jax.vmap the compiled function."
             )
-        axis, who = x.axis % x.data.ndim, f"{owner}: an argument"
+        rank, who = x.data.ndim, f"{owner}: an argument"
+        if not -rank <= x.axis < 0:
+            raise ValueError(
+                f"{who} {x!r} has axis {x.axis}, which is no axis of an array of rank "
+                f"{rank} counted from the end.\nName one from {-rank} to -1."
+            )
+        axis = x.axis % rank
         return cut(who, [x.data], x.size, axis=axis, excess=x.excess)[0]
 
     return jax.tree.map(one, tree, is_leaf=is_ragged)

@@ -3,9 +3,10 @@
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from pliax.core.dims import asker
+from pliax.core.dims import Size, asker
 from pliax.core.provenance import user_place
 from pliax.core.ragged import cut
 
@@ -14,7 +15,7 @@ _MOST = 2**30  # what a sum of int32 may reach before it wraps
 
 
 def repeat(
-    x: Any, repeats: Any, axis: int = 0, *, bound: Any, specialize_on: Any = ()
+    x: Any, repeats: Any, axis: Any = 0, *, bound: Any, specialize_on: Any = ()
 ) -> Any:
     """Each element as often as data says, as `jnp.repeat`.
 
@@ -51,7 +52,8 @@ def repeat(
     """
     counted, who = repeats, "px.ragged.repeat"
     x, repeats = jnp.asarray(x), jnp.asarray(repeats)
-    axis = axis + x.ndim if axis < 0 else axis
+    axis = _axis_of(x, axis)
+    _check_bound(bound)
     repeats = _checked(x, repeats, axis)
     of = ("repeated", counted, x.shape[axis])
     ends = jnp.cumsum(repeats)
@@ -69,17 +71,31 @@ def repeat(
     return cut(who, [result], _total(repeats), axis=axis, **kept)[0]
 
 
+def _axis_of(x: Any, axis: Any) -> int:
+    """The axis, counted from the front."""
+    if not isinstance(axis, int | np.integer) or not -x.ndim <= axis < x.ndim:
+        raise ValueError(
+            f"px.ragged.repeat: axis {axis} of an array of shape {x.shape}.\n"
+            "Name one of its axes."
+        )
+    return int(axis) % x.ndim
+
+
+def _check_bound(bound: Any) -> None:
+    is_size = isinstance(bound, int | np.integer | Size)
+    if not is_size or (not isinstance(bound, Size) and bound < 0):
+        raise ValueError(
+            f"px.ragged.repeat: bound is {bound!r}.\n"
+            "Pass an integer of at least 0, or a size of an array."
+        )
+
+
 def _checked(x: Any, repeats: Any, axis: int) -> Any:
     """The repeats of each element, as int32."""
     if not jnp.issubdtype(repeats.dtype, jnp.integer):
         raise TypeError(
             f"px.ragged.repeat: the repeats hold {repeats.dtype}, not integers.\n"
             "Convert them, repeats.astype(int) for example."
-        )
-    if not 0 <= axis < x.ndim:
-        raise ValueError(
-            f"px.ragged.repeat: axis {axis} of an array of shape {x.shape}.\n"
-            "Name one of its axes."
         )
     if repeats.ndim > 1 or (repeats.ndim == 1 and repeats.shape[0] != x.shape[axis]):
         raise ValueError(

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from pliax.core.marks import Marked
+
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,6 +50,34 @@ class Leaf(NamedTuple):
     name: str
     steps: tuple[str, ...]
     value: Any
+
+
+def check_call(f: Any, args: tuple, kwargs: dict, owner: str) -> None:
+    """Refuses arguments that do not fit the signature, as far as there is one.
+
+    Raises:
+        TypeError: where one is missing, one too many, or a word of `px.dynamic`.
+    """
+    for x in jax.tree.leaves((args, kwargs), is_leaf=_is_marked):
+        if _is_marked(x):
+            raise TypeError(
+                f"{owner}: found {x}, which is for the arguments of px.compile.\n"
+                "Pass the array; dims names its sizes here."
+            )
+    try:
+        signature = inspect.signature(f)
+    except (TypeError, ValueError):  # builtins and some extension types have none
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"{owner}: {error}.\nPass what {describe_callable(f)}{signature} takes."
+        ) from None
+
+
+def _is_marked(x: Any) -> bool:
+    return isinstance(x, Marked)
 
 
 @dataclasses.dataclass(frozen=True)

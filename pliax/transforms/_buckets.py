@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pliax.core.guards import Symbol
-from pliax.core.marks import Dim
+from pliax.core.marks import Dim, answer
 
 from .specialization import (
     Buckets,
@@ -43,7 +43,7 @@ class Placement:
         special = self._special(dim, size)
         if special is None or dim is None:
             return low, high
-        return special_part(dim.specialize_on[special], size, low, high)
+        return special_part(lambda n: _holds(dim, special, n), size, low, high)
 
     def why(self, symbol: Symbol, size: int) -> str:
         """What chose the bucket of a size, for the log."""
@@ -60,9 +60,8 @@ class Placement:
         return "placed by the histogram" if is_placed else "geometric"
 
     def _special(self, dim: Dim | None, size: int) -> int | None:
-        conditions = dim.specialize_on if dim else ()
-        held = (i for i, condition in enumerate(conditions) if bool(condition(size)))
-        return next(held, None)
+        numbers = range(len(dim.specialize_on)) if dim else ()
+        return next((i for i in numbers if _holds(dim, i, size)), None)
 
     def _histogram(self, name: str) -> Mapping[int, int]:
         """How often each size occurs: the user's word, else that of earlier runs."""
@@ -102,3 +101,9 @@ class Placement:
         )
         buckets = "1 bucket" if count == 1 else f"{count} buckets"
         return f"expected waste of {name}: {waste:.1%} in {buckets}, over {source}"
+
+
+def _holds(dim: Any, number: int, size: int) -> bool:
+    """Whether one of the conditions of a Dim says that a size is special."""
+    asked = f"specialize_on[{number}] of {dim.name}"
+    return bool(answer(dim.specialize_on[number], size, asked))

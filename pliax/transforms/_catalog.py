@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from pliax.core.constraints import in_python
 from pliax.core.guards import LARGEST, Assumptions, Symbol
 from pliax.core.provenance import NOT_THE_USERS
 
@@ -144,7 +145,7 @@ class Catalog:
         for text in self.options.constraints:
             if not specialization.holds(text, sizes):
                 raise ValueError(
-                    f"{self.parameters.owner}: where says {text}, but "
+                    f"{self.parameters.owner}: where says {in_python(text)}, but "
                     f"{', '.join(f'{n} = {s}' for n, s in sorted(sizes.items()))}."
                     "\nPass other sizes, or drop the condition."
                 )

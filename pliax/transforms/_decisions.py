@@ -177,6 +177,11 @@ def _read(path: Path, owner: str) -> dict[str, Decisions]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise ValueError(
+            f"{owner}: decisions cannot be read from {path}: {error.strerror}.\n"
+            "Name a file that may be read and written."
+        ) from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(_refusal(owner, path, f"it is not JSON ({error})")) from None
     if not isinstance(found, dict) or found.get("format") != _FORMAT:

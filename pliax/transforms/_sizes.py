@@ -96,7 +96,7 @@ class Sizes:
                 raise ValueError(
                     f"{self.owner}: dims gives {leaf.name} the {type(given).__name__} "
                     f"{given!r}, one shape for each of its arrays, but it is one array "
-                    f'({_describe(leaf)}).\nWrite its shape as one string, "{text}".'
+                    f"({_describe(leaf)}).\n{text}"
                 )
 
     def _named_by(self, steps: tuple[str, ...], leaves: list[Leaf]) -> list[Leaf]:
@@ -198,8 +198,7 @@ def read_sizes(dims: Mapping[str, Any] | None, parameters: Parameters) -> Sizes:
             )
         for inner, node in _flatten(shapes, is_leaf=_is_like_a_shape)[0]:
             if _is_like_a_shape(node):
-                text = ", ".join("_" if entry is None else entry for entry in node)
-                tuples[steps + _keys(inner)] = node, text
+                tuples[steps + _keys(inner)] = node, _as_one_shape(node)
     return Sizes(owner, tuple(specs), tuples, named)
 
 
@@ -244,7 +243,20 @@ def _is_like_a_shape(node: Any) -> bool:
     """Whether a pytree of shapes may be meant as one, ("b", "t") as "b, t"."""
     if type(node) not in (tuple, list):
         return False
-    return all(e is None or (isinstance(e, str) and "," not in e) for e in node)
+    kinds = Dim | None
+    return all(
+        (isinstance(e, str) and "," not in e) or isinstance(e, kinds) for e in node
+    )
+
+
+def _as_one_shape(entries: Any) -> str:
+    """What to write for entries of a pytree that were meant as one shape."""
+    dims = [(i, e.name) for i, e in enumerate(entries) if isinstance(e, Dim)]
+    if not dims:
+        text = ", ".join("_" if entry is None else entry for entry in entries)
+        return f'Write its shape as one string, "{text}".'
+    by_axis = ", ".join(f'{i}: Dim("{name}", …)' for i, name in dims)
+    return f"Write which axis is which, {{{by_axis}}}."
 
 
 def _read_path(path: Any, parameters: Parameters) -> tuple[str, ...]:

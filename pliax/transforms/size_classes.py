@@ -10,10 +10,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pliax.core.constraints import in_python
 from pliax.core.guards import Symbol
 from pliax.core.provenance import NOWHERE, Place
 
-from ._arguments import describe_callable, read_parameters
+from ._arguments import check_call, describe_callable, read_parameters
 from ._options import bounds_of, read_where
 from ._proofs import Facts, Prover, Undecided, every, holds
 from ._size_cells import Cell, Program, cell_at
@@ -118,6 +119,7 @@ def infer_sizes(
 
     Raises:
         ImportError: where Z3 is missing: `pip install "pliax[verify]"`.
+        TypeError: where an argument is missing, or one too many.
         ValueError: where dims does not fit the arguments, or no sizes satisfy `where`.
 
     Example:
@@ -139,12 +141,14 @@ def infer_sizes(
         raise TypeError(f"{owner}: {f!r} is not callable.\nPass the function first.")
     if type(limit) is not int or limit < 1:
         raise ValueError(f"{owner}: limit is {limit!r}.\nPass an integer, at least 1.")
+    check_call(f, args, {}, owner)
     program = _program(f, args, dims, where, owner)
     facts = Facts.of(program.assumptions(dict.fromkeys(_names(program), 1)))
     cells, gap = _explore(program, Prover(facts, _TIMEOUT, owner), limit)
     if not cells and not gap:
         raise ValueError(
-            f"{owner}: no sizes satisfy {', '.join(program.constraints)}.\n"
+            f"{owner}: no sizes satisfy "
+            f"{', '.join(map(in_python, program.constraints))}.\n"
             "Drop a condition, or widen a Dim."
         )
     prover = Prover(facts, _TIMEOUT, owner)

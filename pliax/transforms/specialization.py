@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pliax.core.guards import LARGEST, Symbol
-from pliax.core.marks import Dim
+from pliax.core.marks import Dim, answer
 
 
 _STEPS = 14  # buckets between a smallest and a largest size
@@ -104,7 +104,7 @@ def chosen(choose: Callable[[int], Any], name: str) -> Buckets:
     """By a function of the user's."""
 
     def checked(size: int) -> int:
-        length = choose(size)
+        length = answer(choose, size, f"the buckets of {name}")
         if not isinstance(length, int | np.integer) or length < size:
             raise ValueError(
                 f"px.compile: the buckets of {name} gave {length!r} for {size}.\n"
@@ -187,12 +187,12 @@ def buckets_of(
 
 
 def special_part(
-    condition: Callable[[int], Any], value: int, low: int, high: int
+    is_special: Callable[[int], Any], value: int, low: int, high: int
 ) -> tuple[int, int]:
     """The part of a bucket between its first and its last special size."""
     if high - low > _MOST_ENUMERATED:
         return value, value
-    special = [n for n in range(low, high + 1) if condition(n)]
+    special = [n for n in range(low, high + 1) if is_special(n)]
     return special[0], special[-1]
 
 

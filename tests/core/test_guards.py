@@ -405,3 +405,23 @@ def test_a_remainder_of_a_size_born_from_data_is_no_answer_to_jax():
         px.compile(lambda x: jnp.packbits(px.ragged.boolean_mask(x, x)))(
             jnp.ones(16, bool)
         )
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        px.check,
+        px.guard_or_false,
+        px.guard_or_true,
+        px.statically_known_true,
+        px.sym_and,
+        px.sym_or,
+    ],
+)
+def test_a_condition_is_about_sizes_not_about_what_arrays_hold(ask):
+    f = px.compile(lambda x: ask(x.sum() > 0), dims={"x": "t"})
+    with pytest.raises(TypeError, match=rf"px.{ask.__name__}: the condition is an arr"):
+        f(np.ones(3, np.float32))
+    with pytest.raises(TypeError, match=r"the condition is an array, bool\[3\]"):
+        ask(np.ones(3, bool))
+    ask(np.bool_(True))

@@ -97,3 +97,9 @@ def test_two_such_axes_in_one_result_are_refused():
         ValueError, match=r"shape \(u0, u0\) has 2 sizes born from data"
     ):
         f(positive(X))
+
+
+def test_its_axis_is_counted_from_the_end():
+    for axis in (0, 1, -2):
+        with pytest.raises(ValueError, match="no axis of an array of rank 1 counted"):
+            px.compile(jnp.sum)(px.ragged.Ragged(X, jnp.int32(2), axis=axis))

@@ -1,5 +1,7 @@
 """Repeats equal NumPy's; what exceeds the bound is an error, never an answer."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,3 +89,8 @@ def test_what_does_not_fit_is_an_error():
         repeat(x, jnp.ones(3, jnp.int32), bound=8)
     with pytest.raises(ValueError, match="axis 2 of an array of shape"):
         repeat(x, 2, axis=2, bound=8)
+    with pytest.raises(ValueError, match="axis None of an array of shape"):
+        repeat(x, 2, axis=None, bound=8)
+    for bound in (-3, 2.0, (8,)):
+        with pytest.raises(ValueError, match=f"bound is {re.escape(repr(bound))}"):
+            repeat(x, 2, bound=bound)

@@ -908,6 +908,12 @@ def test_a_tuple_of_names_for_one_array_suggests_the_string(spec, text):
         g({"x": ones((2, 3))})
 
 
+def test_a_tuple_of_dims_for_one_array_suggests_axes():
+    f = px_compile(lambda x: x, dims={"x": (px.Dim("b"), None)})
+    with pytest.raises(ValueError, match=r'axis is which, {0: Dim\("b", …\)}'):
+        f(ones((2, 3)))
+
+
 def test_a_tuple_of_shapes_for_a_tuple():
     f = px_compile(lambda x: x, dims={"x": ("b", "t")})
     f((ones(2), ones(3)))

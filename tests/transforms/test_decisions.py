@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 
 import jax
 import jax.numpy as jnp
@@ -241,6 +242,8 @@ def test_a_file_that_is_none_is_refused_by_name_and_kept(path, text, why):
 def test_what_is_no_path_is_refused():
     with pytest.raises(TypeError, match="decisions is 3 of type int"):
         px.compile(lambda x: x, decisions=3)
+    with pytest.raises(ValueError, match=r"(?s)Is a directory.*may be read and writ"):
+        px.compile(lambda x: x, decisions=tempfile.gettempdir())
     with pytest.raises(ValueError, match="save_decisions has no path"):
         px.compile(lambda x: x).save_decisions()
 

@@ -66,3 +66,18 @@ def test_explain_tells_expected_waste_once_for_each_size_with_a_histogram():
         "expected waste of n: 0.0% in 1 bucket, over its histogram",
         "expected waste of t: 25.0% in 2 buckets, over its histogram",
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        ({"buckets": lambda n: n // 0}, "the buckets of t"),
+        ({"specialize_on": [lambda n: n > 9, lambda n: n // 0]}, "specialize_on[1] of"),
+    ],
+)
+def test_an_error_of_the_users_function_says_who_asked(words, asked):
+    f = px.compile(lambda x: x.sum(), dims={"x": px.Dim("t", **words)})
+    with pytest.raises(ZeroDivisionError) as caught:
+        f(np.ones(3, np.float32))
+    (note,) = caught.value.__notes__
+    assert asked in note and note.endswith("asked about the size 3.")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer, eval_jaxpr
 
+from pliax.core.constraints import in_python
 from pliax.core.dims import Size
 from pliax.core.guards import Guard, Symbol
 from pliax.core.provenance import calling_place
@@ -17,6 +18,7 @@ from pliax.core.unbacked import most, raise_failed, with_unbacked
 from pliax.transforms._arguments import (
     Leaf,
     Parameters,
+    check_call,
     describe_callable,
     read_parameters,
 )
@@ -107,6 +109,7 @@ class PaddedFunction:
     def _trace(
         self, args: tuple, kwargs: dict, sizes: Any
     ) -> tuple[dict[str, int], SymbolicTrace]:
+        check_call(self.__wrapped__, args, kwargs, self._parameters.owner)
         leaves = self._parameters.leaves(args, kwargs)
         bound = self._sizes.read(leaves)
         lengths = {name: length for name, (length, _) in bound.items()}
@@ -168,7 +171,7 @@ class PaddedFunction:
         for text in (*self._constraints, *dims):
             if names_in(text) <= known.keys() and not holds(text, known):
                 raise ValueError(
-                    f"{owner}: {text} was declared, but sizes is {known}.\n"
+                    f"{owner}: {in_python(text)} was declared, but sizes is {known}.\n"
                     "Pass other sizes, or drop the condition."
                 )
 

@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from pliax.core.dims import Size
+from pliax.core.marks import answer
 from pliax.core.unbacked import counted
 
 from .layouts import Bucket, Padded
@@ -79,8 +80,10 @@ def _chosen(conditions: tuple[Callable[[int], Any], ...], low: int, high: int) -
 
 
 def _first(conditions: Sequence[Callable[[int], Any]], value: int) -> int:
-    numbered = enumerate(conditions)
-    return next((i for i, c in numbered if c(value)), len(conditions))
+    for i, condition in enumerate(conditions):
+        if answer(condition, value, f"specialize_on[{i}] of a size born from data"):
+            return i
+    return len(conditions)
 
 
 def in_cases(

@@ -63,3 +63,19 @@ def test_sizes_keep_what_was_declared(dims, options, size):
 def test_options_are_refused_at_once(options, error, text):
     with pytest.raises(error, match=text):
         px.pad(total, dims={"x": "t"}, **options)
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        ((), "missing a required argument: 'x'"),
+        ((ONES, ONES), "too many positional arguments"),
+        ((px.dynamic(ONES, 0),), "found px.dynamic on axes"),
+    ],
+)
+def test_arguments_are_those_of_the_function(args, text):
+    padded = px.pad(total, dims={"x": "t"})
+    with pytest.raises(TypeError, match=rf"px.pad\(total\): {text}"):
+        padded(*args, sizes={"t": 3})
+    with pytest.raises(TypeError, match=rf"px.infer_sizes\(total\): {text}"):
+        px.infer_sizes(total, *args, dims={"x": "t"})
