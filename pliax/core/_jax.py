@@ -83,6 +83,22 @@ def accept_as_boolean(kind: type) -> None:
     _dtypes.register_canonicalize_value_handler(kind, None)
 
 
+def accept_as_float(kind: type) -> None:
+    """Lets instances of a class stand where JAX takes a Python float.
+
+    They become a scalar by `dimension_as_value` and are no dimensions all the same.
+    """
+
+    def aval(_: Any) -> Any:
+        dtype = _dtypes.canonicalize_dtype(float)
+        return _core.ShapedArray((), dtype, weak_type=True)
+
+    _core.pytype_aval_mappings[kind] = aval
+    _dtypes.register_canonicalize_value_handler(kind, None)
+    is_symbolic = _core.is_symbolic_dim
+    _core.is_symbolic_dim = lambda v: type(v) is not kind and is_symbolic(v)
+
+
 def _accept_in_convolutions(kind: type) -> None:
     """Lets explicit padding of convolutions be symbolic, and jnp.convolve take len().
 
@@ -235,6 +251,18 @@ def equiv_by_size(kind: type) -> None:
         return equiv(a1, a2)
 
     _lax_numpy.array_equiv = jnp.array_equiv = array_equiv
+
+
+def squeeze_by_size(kind: type, is_one: Callable[[Any], bool]) -> None:
+    """Has jnp.squeeze without axes ask each size whether it is 1."""
+    squeeze = _lax_numpy._squeeze
+
+    def squeezed(a: Any, axis: Any) -> Any:
+        if axis is None and kind in map(type, a.shape):
+            axis = tuple(i for i, n in enumerate(a.shape) if is_one(n))
+        return squeeze(a, axis)
+
+    _lax_numpy._squeeze = squeezed
 
 
 def compare_types_by_size(kind: type, is_asked_by_jax: Callable[[], bool]) -> None:

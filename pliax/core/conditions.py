@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from ._jax import accept_as_boolean, primitive_that_stays
 from .dims import asker, is_asked_by_jax
@@ -166,7 +167,7 @@ def _refuse_arrays(condition: Any, owner: str) -> None:
     """Refuses an array of several elements, or one of which only the device knows."""
     if not isinstance(condition, jax.Array | np.ndarray):
         return
-    if condition.size == 1 and not isinstance(condition, jax.core.Tracer):
+    if condition.size == 1 and not isinstance(condition, Tracer):
         return
     raise TypeError(
         f"{owner}: the condition is an array, {jax.typeof(condition)}; conditions are "

@@ -53,7 +53,7 @@ def _may_stand_on_the_right(operator: ast.operator, node: ast.expr) -> bool:
 
 def is_name(text: str) -> bool:
     """Whether a size may be called so."""
-    is_taken = text in FUNCTIONS or keyword.iskeyword(text)
+    is_taken = text in FUNCTIONS or keyword.iskeyword(text) or text == "_"
     return text.isidentifier() and not is_taken
 
 
@@ -120,5 +120,6 @@ def _moved(right: str, step: int) -> str:
 
 _NO_CONSTRAINT = (
     "the condition {0!r} cannot be read.\n"
-    'Write one comparison of sizes and integers, "t <= 4096" or "b % 8 == 0".'
+    "Write one comparison of sizes and integers by <=, <, >=, > or ==, "
+    '"t <= 4096" or "b % 8 == 0"; several conditions as several strings.'
 )

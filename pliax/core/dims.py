@@ -10,7 +10,7 @@ cannot say about itself (is it 1? is it less than another?) it asks its `Assumpt
     ==, !=, <, <=, >, >=, bool, hash  -> asked of the assumptions
     int, float, range, len, x[size:]  -> static, with the reason on record
     as an operand of arrays           -> a run-time scalar
-    /, and with Python floats         -> a run-time float, exact before it is rounded
+    /, and with Python floats         -> a `Real`: Python's float, rounded once
 """
 
 import ast
@@ -24,9 +24,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._jax import accept_as_integer, as_weak, dim_as_value_p, weakly_typed_as
+from ._jax import accept_as_integer, dim_as_value_p, weakly_typed_as
 from .constraints import in_python
 from .intervals import INTERVALS, Interval, Magnitude, interval, magnitude_of
+from .numpy_functions import apply
+from .reals import combine, is_real
 
 
 class Size:
@@ -91,22 +93,38 @@ class Size:
         return other // self, other % self
 
     def __pow__(self, other: Any) -> Any:
+        if type(other) is int and other < 0:
+            return combine("**", self, other)
         return _arithmetic(operator.pow, self, other)
 
     def __rpow__(self, other: Any) -> Any:
-        exponent = self.__jax_array__()
         if not isinstance(other, int | np.integer):
-            return operator.pow(other, exponent)
+            return _arithmetic(operator.pow, other, self)
+        if not self >= 0:
+            return _inverse_power(other, self)
+        exponent = self.__jax_array__()
         self.assumptions.fits_as_exponent(self, other, asker())
         power = operator.pow(np.int32(other), exponent)
         weak = isinstance(other, int)
         return weakly_typed_as(power, exponent.aval) if weak else power
 
     def __truediv__(self, other: Any) -> Any:
-        return self._as_float() / _float_of(other)
+        return combine("/", self, other)
 
     def __rtruediv__(self, other: Any) -> Any:
-        return other / self._as_float()
+        return combine("/", other, self)
+
+    def __lshift__(self, other: Any) -> Any:
+        return self * 2**other if _is_shift(other) else NotImplemented
+
+    def __rshift__(self, other: Any) -> Any:
+        return self // 2**other if _is_shift(other) else NotImplemented
+
+    def __and__(self, other: Any) -> Any:
+        is_mask = _is_shift(other) and not other & (other + 1)
+        return self % (other + 1) if is_mask else NotImplemented
+
+    __rand__ = __and__
 
     def __neg__(self) -> Any:
         return self.assumptions.size(-self.expression)
@@ -151,22 +169,22 @@ class Size:
 
     def __ge__(self, other: Any) -> Any:
         if not _is_size(other):
-            return self.__jax_array__() >= other
+            return combine(">=", self, other)
         return self.assumptions.compare(self, ">=", other, asker())
 
     def __le__(self, other: Any) -> Any:
         if not _is_size(other):
-            return self.__jax_array__() <= other
+            return combine("<=", self, other)
         return self.assumptions.compare(self, "<=", other, asker())
 
     def __gt__(self, other: Any) -> Any:
         if not _is_size(other):
-            return self.__jax_array__() > other
+            return combine(">", self, other)
         return self.assumptions.compare(self, ">", other, asker())
 
     def __lt__(self, other: Any) -> Any:
         if not _is_size(other):
-            return self.__jax_array__() < other
+            return combine("<", self, other)
         return self.assumptions.compare(self, "<", other, asker())
 
     def __bool__(self) -> bool:
@@ -193,19 +211,14 @@ class Size:
 
     __jax_array__ = dimension_as_value
 
-    def _as_float(self) -> jax.Array:
-        """The size as a scalar, a float where int32 may not hold it."""
-        low, high = bounds(self, self.assumptions.declared_ranges)
-        if low >= -LARGEST and high <= LARGEST:
-            return self.__jax_array__()
-        dtype = jax.dtypes.canonicalize_dtype(float)
-        with jax.enable_x64(True):  # what Python does to its integers of any length
-            value = dim_as_value_p.bind(dim=self)
-            return as_weak(value, dtype)
-
     def astype(self, dtype: Any) -> jax.Array:
         """The size as a scalar of a dtype; JAX asks it of the largest of a shape."""
         return self.__jax_array__().astype(dtype)
+
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any
+    ) -> Any:
+        return apply(Size, ufunc, method, inputs, options)
 
     def __str__(self) -> str:
         return in_python(str(self.expression))
@@ -246,6 +259,19 @@ def _divides_negatively(divisor: Any, size: Size) -> bool:
     return size.assumptions.proves(size % -divisor, "==", 0) is True
 
 
+def _is_shift(x: Any) -> bool:
+    return type(x) is int and x >= 0
+
+
+def _inverse_power(base: Any, exponent: Size) -> Any:
+    """An integer to a negative power: a float of Python's, an error of NumPy's."""
+    if not isinstance(base, int):
+        raise ValueError("Integers to negative integer powers are not allowed.")
+    if base == 0:
+        raise ZeroDivisionError("0.0 cannot be raised to a negative power")
+    return combine("**", base, exponent)
+
+
 _SEQUENCES = (list, tuple, str, bytes)
 _DIVISIONS = (operator.floordiv, operator.mod)
 
@@ -257,13 +283,19 @@ def _arithmetic(operation: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
         if operation in _DIVISIONS and isinstance(b, Size):
             assumptions.refuse_zero(b, asker())
         return assumptions.size(operation(_plain(a), _plain(b)))
-    is_real = any(isinstance(x, float | np.floating) for x in (a, b))
-    value = _float_of if is_real else _array_of
-    return operation(value(a), value(b))
+    if is_real(a) or is_real(b):
+        return combine(_NAMES[operation], a, b)
+    return operation(_array_of(a), _array_of(b))
 
 
-def _float_of(x: Any) -> Any:
-    return x._as_float() if isinstance(x, Size) else x
+_NAMES = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.floordiv: "//",
+    operator.mod: "%",
+    operator.pow: "**",
+}
 
 
 def _array_of(x: Any) -> Any:
@@ -364,7 +396,7 @@ def magnitude(size: Any, ranges: Mapping[str, tuple[Any, Any]]) -> Any:
 
 
 _PASSED = ("pliax.core.dims", "pliax.core.guards", "pliax.core.conditions")
-_PASSED += ("jaxtyping.", "beartype.")
+_PASSED += ("pliax.core.numpy_functions", "pliax.core.reals", "jaxtyping.", "beartype.")
 
 
 def asker() -> FrameType:

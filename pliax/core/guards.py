@@ -36,6 +36,7 @@ from ._jax import (
     may_call_equal_sizes_different,
 )
 from .callers import asks_if_all_are_equal, hashes_harmlessly
+from .collapse import only_value
 from .conditions import Condition, opposite, proven, remaining
 from .config import dynamic_log, guards_log
 from .decisions import Decision, comparison_key, key_of
@@ -55,7 +56,16 @@ from .provenance import Place, user_place
 
 
 class ConstraintViolationError(ValueError):
-    """A size that was declared dynamic turned out to be fixed by the program."""
+    """A size that was declared dynamic turned out to be fixed by the program.
+
+    Attributes:
+        name: the size.
+        value: what it must be; None where it is tied to another.
+    """
+
+    def __init__(self, text: str, name: str = "", value: int | None = None):
+        super().__init__(text)
+        self.name, self.value = name, value
 
 
 class UnknownSizeError(ValueError, TypeError):
@@ -74,6 +84,7 @@ class Symbol:
         hint: its value in the call that is traced; None if only the device knows it.
         origin: what it was read off, "x.shape[0]".
         is_strong: whether it must not become a constant.
+        is_named: whether the user gave it its name.
         low: its smallest value.
         high: its largest value, or None.
     """
@@ -82,6 +93,7 @@ class Symbol:
     hint: int | None
     origin: str
     is_strong: bool = False
+    is_named: bool = True
     low: int = 1
     high: int | None = None
 
@@ -139,6 +151,7 @@ class Assumptions:
         self.guards: dict[str, Guard] = {}
         self.decisions: dict[Hashable, Decision] = {}
         self.equalities: list[tuple[Any, Any]] = []
+        self.collapsed: list[str] = []  # weak sizes that became constants, in words
         self._scope = jax.export.SymbolicScope((*_ranges(self.symbols), *constraints))
         self.ranges = self.declared_ranges
         self.unbacked: dict[str, Any] = {}  # sizes born from data, and their bounds
@@ -146,6 +159,7 @@ class Assumptions:
         self.facts: list[Condition] = []  # what is known of them without a guard
         self._sizes: dict[Any, Any] = {}
         self._known: dict[tuple[str, Any], bool] = {}
+        self._guarded: list[Condition] = []  # the equalities about one size
 
     def close(self) -> None:
         """Ends the trace: no later question is decided by the sizes of one call."""
@@ -488,6 +502,8 @@ class Assumptions:
     ) -> None:
         for part in _conjuncts(condition):
             self._learn(part, place, may_collapse)
+        if not may_collapse:
+            self._refuse_one_value(condition, place)
         text = str(condition)
         if text not in self.guards:
             self.guards[text] = Guard(text, place, reason)
@@ -525,14 +541,46 @@ class Assumptions:
         if not strong or len(strong) < len(names):
             self._tell_collapse(a, b, names, place)
             return
-        symbol = self.symbols[strong[0]]
-        fix = self._fix(a, b, strong)
+        self._violate(strong, f"{a} == {b}", self._fix(a, b, strong), place)
+
+    def _refuse_one_value(self, condition: Condition, place: Place) -> None:
+        """Refuses equalities that together leave a strong size one value.
+
+        Those of `x.reshape(2, -1)[0] + y` are about t % 2 and t // 2.
+        """
+        if len(names := names_of(condition)) != 1:
+            return
+        (name,) = names
+        if condition.operation != "==":  # a branch may be for one size alone
+            return
+        conditions = [c for c in self._guarded if names_of(c) == names]
+        self._guarded.append(condition)
+        symbol, (low, high) = self.symbols[name], self.declared_ranges[name]
+        if not conditions or not symbol.is_strong:
+            return
+        value = only_value([*conditions, condition], name, low, high)
+        if value is not None and value not in (low, high):
+            needs = " and ".join(map(str, (*conditions, condition)))
+            self._violate([name], needs, f"{name} = {value}", place)
+
+    def _violate(
+        self, names: Sequence[str], needs: str, fix: str, place: Place
+    ) -> None:
+        """Raises what a strong size gets that the program fixes."""
+        symbol = self.symbols[names[0]]
+        what, value = f"({symbol.origin} = {symbol.hint}) was declared dynamic", None
+        if len(names) == 1:
+            value = symbol.hint
+        fix = f'declare "{fix}"'
+        if not symbol.is_named:
+            what = f"({symbol.origin} = {symbol.hint}) was marked as dynamic"
+            fix = "mark it with px.maybe_dynamic or px.static"
         self.violation = ConstraintViolationError(
-            f"{self.owner}: {symbol.name!r} ({symbol.origin} = {symbol.hint}) was "
-            f"declared dynamic, but the program needs {a} == {b}.\n"
+            f"{self.owner}: {symbol.name!r} {what}, but the program needs {needs}.\n"
             f"  at {place}\n"
-            f'Suggested fix: declare "{fix}", or let the program work for any '
-            f"{symbol.name}."
+            f"Suggested fix: {fix}, or let the program work for any {symbol.name}.",
+            symbol.name,
+            value,
         )
         raise self.violation
 
@@ -542,9 +590,11 @@ class Assumptions:
         """Logs that a size which may give way has done so."""
         weak = next(name for name in names if not self.symbols[name].is_strong)
         what = "a constant" if len(names) == 1 else "tied to another"
-        text = "%s: %s (%s = %s) became %s: the program needs %s == %s\n  at %s"
         origin, hint = self.symbols[weak].origin, self.symbols[weak].hint
-        dynamic_log.debug(text, self.owner, weak, origin, hint, what, a, b, place)
+        value = f" = {hint}" if ".shape[" in origin else ""  # not n + 1, if s0 is that
+        text = f"{weak} ({origin}{value}) became {what}: the program needs {a} == {b}"
+        self.collapsed.append(f"{text}\n  at {place}")
+        dynamic_log.debug("%s: %s", self.owner, self.collapsed[-1])
 
     def _fix(self, a: Any, b: Any, names: Sequence[str]) -> str:
         if len(names) == 1:

@@ -19,7 +19,7 @@ NOT_THE_USERS = (OURS, _JAX)  # files that warnings pass over
 _LIBRARIES = (_JAX, OURS, str(Path(np.__file__).parent))
 _PYTHONS = str(Path(dataclasses.__file__).parent)
 _PASSED_THROUGH = ("jax", "jaxlib", "pliax", "functools", "contextlib", "threading")
-_PASSED_THROUGH += ("jaxtyping", "beartype")
+_PASSED_THROUGH += ("jaxtyping", "beartype", "numpy", "einops")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ NOWHERE = Place("<unknown>", 0, "<unknown>")
 
 
 def user_place(frame: FrameType | None, *, only: bool = False) -> Place:
-    """The nearest line at a frame, or above it, that is neither JAX's nor ours.
+    """The nearest line at a frame, or above it, that is not JAX's, NumPy's or ours.
 
     Args:
         frame: where to begin.

@@ -21,6 +21,7 @@ from .dims import Size, asker, variables
 from .guards import Assumptions
 from .marks import check_conditions
 from .provenance import user_place
+from .reals import Real
 from .unbacked import NeedsSizesError, count, new_size, tracing_context
 
 
@@ -83,6 +84,10 @@ class Ragged:
         index = [slice(None)] * self.data.ndim
         index[self.axis] = slice(size)
         return np.asarray(self.data)[tuple(index)]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The valid part, for functions of NumPy."""
+        return np.asarray(self.to_numpy(), dtype)
 
     def __repr__(self) -> str:
         shape = [str(n) for n in getattr(self.data, "shape", ())]
@@ -221,6 +226,8 @@ def as_result(x: Any, assumptions: Assumptions, owner: str) -> Any:
     Raises:
         ValueError: where two of them are.
     """
+    if isinstance(x, Real):
+        return x.dimension_as_value()
     if isinstance(x, Condition):  # a Python bool gives way to no other type in a result
         return weakly_typed_as(x.dimension_as_value(), x)
     shape = getattr(x, "shape", ())

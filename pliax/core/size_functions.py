@@ -6,6 +6,7 @@ question about the size, which leaves a guard. The results are JAX's, bit for bi
 """
 
 import functools
+import sys
 from typing import Any
 
 import jax
@@ -20,7 +21,9 @@ from ._jax import (
     search_by_size,
     shuffle_by_size,
     sort_orders,
+    squeeze_by_size,
 )
+from .conditions import Condition
 from .dims import Size, is_asked_by_jax
 
 
@@ -75,8 +78,18 @@ def shuffled(key: jax.Array, x: jax.Array, axis: int) -> jax.Array:
 # As many elements as one round shuffles, and two: powers of 2^32 - 1 by thirds.
 _MOST = (1625, 2642245)
 
+
+def is_one(n: Any) -> bool:
+    """Whether an axis has one element; a guard, and a trace of its own if so."""
+    asked = n == 1
+    if not isinstance(asked, Condition):
+        return asked
+    return asked.assumptions.decide(asked, sys._getframe(), may_collapse=True)
+
+
 search_by_size(Size, searched)
 shuffle_by_size(Size, shuffled)
 concrete_by_size(Size)
 equiv_by_size(Size)
 compare_types_by_size(Size, is_asked_by_jax)
+squeeze_by_size(Size, is_one)

@@ -10,6 +10,8 @@ from pliax.core.dims import Size, asker
 from pliax.core.provenance import user_place
 from pliax.core.ragged import cut
 
+from ._axes import axis_of
+
 
 _MOST = 2**30  # what a sum of int32 may reach before it wraps
 
@@ -52,7 +54,7 @@ def repeat(
     """
     counted, who = repeats, "px.ragged.repeat"
     x, repeats = jnp.asarray(x), jnp.asarray(repeats)
-    axis = _axis_of(x, axis)
+    axis = axis_of(who, x, axis)
     _check_bound(bound)
     repeats = _checked(x, repeats, axis)
     of = ("repeated", counted, x.shape[axis])
@@ -69,16 +71,6 @@ def repeat(
     )
     kept = {"excess": text, "of": of, "specialize_on": specialize_on}
     return cut(who, [result], _total(repeats), axis=axis, **kept)[0]
-
-
-def _axis_of(x: Any, axis: Any) -> int:
-    """The axis, counted from the front."""
-    if not isinstance(axis, int | np.integer) or not -x.ndim <= axis < x.ndim:
-        raise ValueError(
-            f"px.ragged.repeat: axis {axis} of an array of shape {x.shape}.\n"
-            "Name one of its axes."
-        )
-    return int(axis) % x.ndim
 
 
 def _check_bound(bound: Any) -> None:

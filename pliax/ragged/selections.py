@@ -12,8 +12,10 @@ from jax import lax
 
 from pliax.core.ragged import cut
 
+from ._axes import axis_of
 
-def boolean_mask(x: Any, mask: Any, axis: int = 0, *, specialize_on: Any = ()) -> Any:
+
+def boolean_mask(x: Any, mask: Any, axis: Any = 0, *, specialize_on: Any = ()) -> Any:
     """The elements where a mask is true, `x[mask]`, in the order of the array.
 
     Differentiable in `x`. In a function of `px.compile` or `px.pad` the result is an
@@ -152,15 +154,14 @@ def unique(
     return tuple(found) if len(found) > 1 else found[0]
 
 
-def _check_mask(x: Any, mask: Any, axis: int) -> int:
+def _check_mask(x: Any, mask: Any, axis: Any) -> int:
     if mask.dtype != jnp.bool_:
         raise TypeError(
             f"px.ragged.boolean_mask: the mask holds {mask.dtype}, not booleans.\n"
             "Compare it with something, mask != 0 for example."
         )
-    rank = mask.ndim
-    place = axis + x.ndim if axis < 0 else axis
-    covered = x.shape[place : place + rank] if place >= 0 else ()
+    rank, place = mask.ndim, axis_of("px.ragged.boolean_mask", x, axis)
+    covered = x.shape[place : place + rank]
     if rank == 0 or len(covered) != rank or covered != mask.shape:
         raise ValueError(
             f"px.ragged.boolean_mask: a mask of shape {mask.shape} for an array of "

@@ -30,8 +30,28 @@ class Placement:
     seen: Mapping[str, Mapping[int, int]]
     _tables: dict[Any, Buckets] = dataclasses.field(default_factory=dict)
 
-    def interval(self, symbol: Symbol, size: int) -> tuple[int, int]:
-        """The sizes that share an executable with this one."""
+    def special(self, sizes: Mapping[str, int]) -> tuple[str, int] | None:
+        """The first of all conditions that holds: of which size, and its number.
+
+        One condition is enough for a call, so that those of several sizes are no
+        cross product.
+        """
+        for name, size in sizes.items():
+            number = self._condition(self.dims.get(name), size)
+            if number is not None:
+                return name, number
+        return None
+
+    def interval(
+        self, symbol: Symbol, size: int, special: int | None
+    ) -> tuple[int, int]:
+        """The sizes that share an executable with this one.
+
+        Args:
+            symbol: the named size.
+            size: its value.
+            special: the number of the condition that the executable is for, if any.
+        """
         name, dim = symbol.name, self.dims.get(symbol.name)
         key = name, symbol.low, symbol.high
         table = self._tables.get(key)
@@ -40,15 +60,14 @@ class Placement:
             self._tables[key] = table
         low, high = table.interval(size)
         low = max(low, symbol.low)
-        special = self._special(dim, size)
         if special is None or dim is None:
             return low, high
         return special_part(lambda n: _holds(dim, special, n), size, low, high)
 
-    def why(self, symbol: Symbol, size: int) -> str:
+    def why(self, symbol: Symbol, special: int | None) -> str:
         """What chose the bucket of a size, for the log."""
         dim = self.dims.get(symbol.name)
-        if (special := self._special(dim, size)) is not None:
+        if special is not None:
             return f"specialize_on[{special}] holds"
         if dim is not None and dim.buckets is None:
             return "buckets=None"
@@ -59,7 +78,8 @@ class Placement:
         is_placed = bool(self._histogram(symbol.name))
         return "placed by the histogram" if is_placed else "geometric"
 
-    def _special(self, dim: Dim | None, size: int) -> int | None:
+    def _condition(self, dim: Dim | None, size: int) -> int | None:
+        """The number of the first condition that holds of one size."""
         numbers = range(len(dim.specialize_on)) if dim else ()
         return next((i for i in numbers if _holds(dim, i, size)), None)
 
@@ -93,7 +113,9 @@ class Placement:
         }
         if not histogram:
             return None
-        lengths = {n: self.interval(symbol, n)[1] for n in histogram}
+        lengths = {
+            n: self.interval(symbol, n, self._condition(dim, n))[1] for n in histogram
+        }
         waste = expected_waste(Buckets((), lengths.__getitem__), histogram)
         count = len(set(lengths.values()))
         source = (

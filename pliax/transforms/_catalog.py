@@ -12,7 +12,12 @@ from typing import Any
 import jax
 
 from pliax.core.constraints import in_python
-from pliax.core.guards import LARGEST, Assumptions, Symbol
+from pliax.core.guards import (
+    LARGEST,
+    Assumptions,
+    ConstraintViolationError,
+    Symbol,
+)
 from pliax.core.provenance import NOT_THE_USERS
 
 from . import specialization
@@ -236,7 +241,8 @@ class Catalog:
             f"{self.parameters.owner}: {count + 1} traces, more than recompile_limit="
             f"{limit}. The last was needed because of: {reason}\n"
             "Name sizes that change with dims, pass what is not static as an argument, "
-            "or raise recompile_limit."
+            "change what .explain() says is traced size by size, or raise "
+            "recompile_limit."
         )
         if self.options.on_limit == "raise":
             raise RecompileLimitError(text)
@@ -277,8 +283,10 @@ class Catalog:
             if self.needs_sizes:
                 return self._trace(family, constant, args, kwargs)
             return Entry(constant, None, function, tree, refusal, tally=tally)
-        except BaseException:
+        except BaseException as error:
             self.ledger.uncached().add(**tally.read())
+            if isinstance(error, ConstraintViolationError):
+                _name_partners(error, reading)
             raise
         self.needs_sizes |= bool(found.assumptions.unbacked)
         refusal = 'padding="never"' if self.options.padding == "never" else None
@@ -325,8 +333,8 @@ class Catalog:
 
     def ranges(
         self, entry: Entry, values: dict[str, int], leaves: list[Any]
-    ) -> dict[str, tuple[int, int]]:
-        """The sizes that share an executable with a call's.
+    ) -> tuple[dict[str, tuple[int, int]], str]:
+        """The sizes that share an executable with a call's, and what is special of it.
 
         Sizes along which an argument is spread over devices are exact: a bucket would
         be spread otherwise than what it holds.
@@ -334,7 +342,7 @@ class Catalog:
         owner = self.parameters.owner
         symbols = {s.name: s for s in entry.reading.symbols}
         spread = _spread(entry.reading, leaves)
-        ranges = {}
+        ranges, placed = {}, {}
         for name, value in values.items():
             symbol = symbols[name]
             trace = entry.trace
@@ -349,10 +357,15 @@ class Catalog:
                 ranges[name] = value, value
                 tell_bucket(owner, name, value, value, "it may be negative")
             else:
-                ranges[name] = self.buckets.interval(symbol, value)
-                why = functools.partial(self.buckets.why, symbol, value)
-                tell_bucket(owner, name, value, ranges[name][1], why)
-        return ranges
+                ranges[name] = placed[name] = value, value
+        special = self.buckets.special({name: values[name] for name in placed})
+        for name in placed:
+            number = special[1] if special and special[0] == name else None
+            value, symbol = values[name], symbols[name]
+            ranges[name] = self.buckets.interval(symbol, value, number)
+            why = functools.partial(self.buckets.why, symbol, number)
+            tell_bucket(owner, name, value, ranges[name][1], why)
+        return ranges, f"specialize_on[{special[1]}] of {special[0]}" if special else ""
 
     def expected_waste(self) -> list[str]:
         """What the buckets of each size waste that has a histogram, in words."""
@@ -360,6 +373,19 @@ class Catalog:
             self.buckets.expected(self._symbol(n)) for n in sorted(self.sizes.names)
         )
         return [text for text in found if text is not None]
+
+
+def _name_partners(error: ConstraintViolationError, reading: Reading) -> None:
+    """Adds the sizes that equal the one which was fixed, and have no name."""
+    if error.value is None or error.name not in {s.name for s in reading.symbols}:
+        return
+    pairs = zip(reading.positions, reading.wanted, strict=True)
+    alike = [p.name for p, n in pairs if n == error.value and p.axis is not None]
+    if alike:
+        error.args = (
+            f"{error}\nAs long here, and without a name: {', '.join(alike)}. What is "
+            f"always as long as {error.name} gets the same name.",
+        )
 
 
 def _spread(reading: Reading, leaves: list[Any]) -> frozenset[str]:

@@ -62,6 +62,16 @@ class Reading:
         """Whether a name stands for a Python integer, moved by 2^30."""
         return f"{name} - {OFFSETS[True]}" in self.wanted
 
+    @property
+    def legend(self) -> list[str]:
+        """What stands behind the names that no user gave: "s0: x.shape[0]"."""
+        given = {s.name for s in self.symbols if s.is_named}
+        found: dict[str, list[str]] = {}
+        for position, wanted in zip(self.positions, self.wanted, strict=True):
+            if isinstance(wanted, str) and not names_in(wanted) <= given:
+                found.setdefault(wanted, []).append(position.name)
+        return [f"{text}: {', '.join(names)}" for text, names in found.items()]
+
     def shape(self, leaf: int) -> tuple[int | str, ...]:
         """The sizes of one array."""
         pairs = zip(self.positions, self.wanted, strict=True)
@@ -169,7 +179,8 @@ class Family:
             name = _fresh(symbols)
             names[key] = name
             is_strong = position in self.declared.strong
-            symbols[name] = Symbol(name, None, position.name, is_strong=is_strong)
+            found = Symbol(name, None, position.name, is_strong, is_named=False)
+            symbols[name] = found
         if not is_integer:
             return names[key]
         learned = self.declared.learned.get(position)

@@ -163,6 +163,16 @@ class Sizes:
             )
 
 
+def origins_of(shapes: Iterable[tuple[Leaf, tuple[Any, ...]]]) -> dict[str, str]:
+    """For each named size, the first axis that it is read off: "x.shape[0]"."""
+    found: dict[str, str] = {}
+    for leaf, shape in shapes:
+        for axis, text in enumerate(shape):
+            for name in names_in(text) if isinstance(text, str) else ():
+                found.setdefault(name, f"{leaf.name}.shape[{axis}]")
+    return found
+
+
 def group_of(sizes: Mapping[str, tuple[int, Any]]) -> str:
     """The size class of a call, such as ``b=8, t=128``; "" without names."""
     return ", ".join(f"{name}={size}" for name, (size, _) in sizes.items())

@@ -266,13 +266,17 @@ class CompiledFunction(Dispatched):
         """The executable of an entry for the bucket of a call."""
         entry = call.entry
         leaves = jax.tree.leaves((call.args, call.kwargs))
-        ranges = self._catalog.ranges(entry, call.values, leaves)
+        ranges, special = self._catalog.ranges(entry, call.values, leaves)
         plans = [plan for plan in self._plans if plan.entry is entry and plan.facts]
         for plan in plans:
             if plan.ranges == ranges:
                 return self._bound(plan, call)
         reason = f"new bucket: {range_text(ranges)}" if plans else entry.reason
         group = _group(ranges, call.facts)
+        if special:
+            reason = f"{special} holds; {reason}"
+            low, high = ranges[special.rpartition(" ")[2]]
+            group = f"{group} ({special})" if low < high else group
         plan = Plan(entry, ranges, group, reason)
         plan.compile_as(self._counted, self._options.donated, self._plain)
         with self._ledger.building(group) as tally:
@@ -389,7 +393,10 @@ class CompiledFunction(Dispatched):
     def _notes(self) -> list[str]:
         entries = self._catalog.entries
         notes = self._catalog.expected_waste()
+        notes += dict.fromkeys(text for e in entries for text in e.reading.legend)
         notes += [f"guard: {g}" for g in dict.fromkeys(map(str, self.guards))]
+        collapsed = (x for t in self.traces for x in t.assumptions.collapsed)
+        notes += [f"specialised: {text}" for text in dict.fromkeys(collapsed)]
         born = (text for e in entries if e.trace for text in e.trace.born_from_data)
         notes += [f"born from data: {text}" for text in dict.fromkeys(born)]
         refusals = dict.fromkeys(e.refusal for e in entries if e.refusal)

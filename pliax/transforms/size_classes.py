@@ -10,16 +10,18 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+
 from pliax.core.constraints import in_python
 from pliax.core.guards import Symbol
 from pliax.core.provenance import NOWHERE, Place
 
-from ._arguments import check_call, describe_callable, read_parameters
+from ._arguments import Leaf, check_call, describe_callable, read_parameters
 from ._options import bounds_of, read_where
 from ._proofs import Facts, Prover, Undecided, every, holds
 from ._size_cells import Cell, Program, cell_at
 from ._size_trees import merge, shorten
-from ._sizes import Sizes, read_sizes
+from ._sizes import Sizes, origins_of, read_sizes
 from ._tables import lines_of, table
 
 
@@ -105,7 +107,7 @@ def infer_sizes(
     Args:
         f: the function. It is traced once, or more often, for each class.
         *args: arguments, arrays or `jax.ShapeDtypeStruct`s, as an example of a call;
-          the sizes they have where `dims` names them do not matter. Python numbers are
+          any sizes that fit `dims` will do. Python numbers are
           part of the function.
         dims: names of sizes, from a parameter name or path to a shape ("b, t, _"), as
           in :func:`compile`. A `Dim` says which sizes there are.
@@ -164,16 +166,30 @@ def _program(
     parameters, _ = read_parameters(f, (), (), owner)
     sizes = read_sizes(dims, parameters)
     leaves = parameters.leaves(args, {})
-    bound = sizes.read([leaf for leaf in leaves if hasattr(leaf.value, "shape")])
+    for leaf in leaves:
+        if not isinstance(leaf.value, int | float | complex | jax.ShapeDtypeStruct):
+            _check_array(leaf, owner)
+    sizes.read(leaves)
     known = read_where(where, sizes, owner)
     of_dims = (c for dim in sizes.dims.values() for c in dim.constraints)
     shapes = tuple(shape for _, shape in sizes.shapes(leaves))
     expressions = {n for shape in shapes for n in shape if isinstance(n, str)}
     derived = sorted(n for n in expressions if not n.isidentifier())
     constraints = (*known, *of_dims, *(f"{n} >= 0" for n in derived))
-    origins = {name: leaf.name for name, (_, leaf) in sorted(bound.items())}
+    origins = dict(sorted(origins_of(sizes.shapes(leaves)).items()))
     symbols = [_symbol(n, sizes, known, origin) for n, origin in origins.items()]
     return Program(f, args, shapes, tuple(symbols), constraints, owner)
+
+
+def _check_array(leaf: Leaf, owner: str) -> None:
+    try:
+        jax.typeof(leaf.value)
+    except TypeError:
+        raise TypeError(
+            f"{owner}: {leaf.name} is {leaf.value!r} of type "
+            f"{type(leaf.value).__name__}.\n"
+            "Pass an array, a jax.ShapeDtypeStruct or a number."
+        ) from None
 
 
 def _symbol(name: str, sizes: Sizes, known: tuple[str, ...], origin: str) -> Symbol:

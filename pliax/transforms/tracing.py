@@ -32,6 +32,7 @@ from pliax.core.provenance import (
     equation_place,
 )
 from pliax.core.ragged import as_result, logical
+from pliax.core.reals import real_p
 from pliax.core.unbacked import (
     NeedsSizesError,
     asserts,
@@ -107,7 +108,7 @@ def _names_in_shapes(jaxpr: Any) -> frozenset[str]:
     seen = [*jaxpr.invars, *jaxpr.outvars]
     for eqn in jaxpr.eqns:
         seen += eqn.outvars
-        if eqn.primitive is not dim_as_value_p:
+        if eqn.primitive not in (dim_as_value_p, real_p):
             names |= _names_in(list(eqn.params.values()))
     for variable in seen:
         names |= _names_in(list(getattr(variable.aval, "shape", ())))

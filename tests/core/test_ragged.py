@@ -103,3 +103,8 @@ def test_its_axis_is_counted_from_the_end():
     for axis in (0, 1, -2):
         with pytest.raises(ValueError, match="no axis of an array of rank 1 counted"):
             px.compile(jnp.sum)(px.ragged.Ragged(X, jnp.int32(2), axis=axis))
+
+
+def test_numpy_takes_the_valid_part():
+    assert np.array_equal(np.asarray(positive(X)), X[X > 0])
+    assert np.asarray(positive(X), np.float64).dtype == np.float64

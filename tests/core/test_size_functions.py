@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from transforms.padding.checking import check_each, symbolic
 
+import pliax as px
 from pliax.transforms._trace_errors import NotSymbolicError
 
 
@@ -115,3 +116,23 @@ COMPARED = {
 def test_a_comparison_used_as_a_value_is_a_run_time_boolean_without_a_guard(f):
     check_each(f, ("t",), counted, CHOICES, HIGH, tolerance=1e-6)
     assert not symbolic(f, ("t",), counted({"t": 3}), {"t": 3}).guards
+
+
+def test_squeeze_drops_axes_of_one_and_no_others():
+    f = px.compile(lambda x: jnp.squeeze(x[:, None]) * 2, dims={"x": "t"})
+    for t in (3, 1, 7, 1, 8):
+        x = np.arange(t, dtype=np.float32)
+        assert np.array_equal(f(x), np.squeeze(x[:, None]) * 2)
+    assert f.stats.traces == 2
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("measure", [jnp.cov, jnp.corrcoef])
+def test_covariances_have_one_program(measure):
+    f = px.compile(lambda x: measure(jnp.stack([x, x * x])), dims={"x": "t"})
+    for t in (3, 2, 7, 8):
+        x = np.arange(1, t + 1, dtype=np.float32)
+        np.testing.assert_allclose(
+            f(x), measure(jnp.stack([x, x * x])), rtol=1e-5, atol=1e-6
+        )
+    assert f.stats.traces == 1

@@ -177,12 +177,46 @@ def test_a_declared_size_that_becomes_a_constant_is_an_error():
     assert 'Suggested fix: declare "t = 12"' in text and "return x + jnp.arange" in text
 
 
+def test_a_size_without_a_name_that_fixes_another_is_told():
+    f = px.compile(lambda p, q: p * q, dims={"p": "t"})
+    with pytest.raises(px.ConstraintViolationError) as caught:
+        f(counting(5), counting(5))
+    assert "As long here, and without a name: q.shape[0]." in str(caught.value)
+
+
+def test_a_mark_that_becomes_a_constant_is_an_error_about_the_mark():
+    with pytest.raises(px.ConstraintViolationError) as caught:
+        px.compile(lambda x: x + jnp.arange(3.0))(px.dynamic(counting(3), 0))
+    assert "(x.shape[0] = 3) was marked as dynamic" in str(caught.value)
+    assert "mark it with px.maybe_dynamic or px.static" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.reshape(2, -1)[0] + jnp.zeros(12),
+        lambda x: x.reshape(4, 3, -1) + jnp.zeros((4, 3, 2)),
+    ],
+)
+def test_equalities_that_leave_one_size_are_an_error(f):
+    with pytest.raises(px.ConstraintViolationError, match='declare "t = 24"'):
+        px.compile(f, dims={"x": "t"})(counting(24))
+
+
+def test_the_line_is_the_users_where_numpy_asks():
+    f = px.compile(lambda x: x + np.ones(x.shape, np.float32), dims={"x": "t"})
+    with pytest.raises(px.ConstraintViolationError, match=rf"  at {__file__}:\d+ in"):
+        f(counting(3))
+
+
 def test_an_undeclared_size_that_becomes_a_constant_specialises():
     f = px.compile(lambda x: x * len(x), dynamic=True)
     for t in (3, 4, 3):
         same(f(counting(t)), t * counting(t))
     assert f.stats.traces == 2
     assert {g.condition for g in f.guards} == {"s0 == 3", "s0 == 4"}
+    told = "specialised: s0 (x.shape[0] = 3) became a constant: the program needs s0"
+    assert told in f.explain() and "s0: x.shape[0]" in f.explain()
 
 
 def test_conditions_on_sizes_are_checked_and_used():
@@ -459,6 +493,25 @@ def test_specialisations_share_the_trace_and_compile_on_their_first_match():
     assert f.stats.traces == 1
     assert {"t=1", "t=32", "t=64"} <= set(f.stats.groups)
     assert f.stats.groups["t=1"].calls == 2
+    assert "specialize_on[0] of t holds; first call" in f.explain()
+
+
+def test_specialisations_of_two_sizes_are_no_product():
+    cases = [lambda n: n == 1, lambda n: n == 2]
+    b, t = (px.Dim(name, buckets=[9], specialize_on=cases) for name in "bt")
+    f = px.compile(lambda x: x.sum(0), dims={"x": {0: b, 1: t}})
+    for shape in itertools.product((1, 2, 9), repeat=2):
+        same(f(ones(*shape)), ones(*shape).sum(0))
+    assert f.stats.traces == 1 and f.stats.compilations == 5
+    assert {"b=1, t<=9", "b<=9, t=2", "b<=9, t<=9"} <= set(f.stats.groups)
+
+
+def test_a_special_part_of_a_bucket_has_a_name_of_its_own():
+    dim = px.Dim("t", buckets=[9], specialize_on=[lambda n: n % 3 == 0])
+    f = px.compile(lambda x: x.sum(0), dims={"x": dim})
+    for n in (3, 4, 6, 9):
+        same(f(ones(n)), ones(n).sum(0))
+    assert set(f.stats.groups) == {"t<=9 (specialize_on[0] of t)", "t<=9"}
 
 
 def test_a_specialisation_inside_another_bucket_does_not_serve_its_neighbours():
@@ -620,6 +673,28 @@ def test_a_program_sees_where_explicit_axes_have_its_arrays():
                 found, wanted = compiled(x), jax.jit(f)(x)
                 same(found, wanted)
                 assert jax.typeof(found) == jax.typeof(wanted)
+
+
+@pytest.mark.parametrize("spec", [jax.P(None, "x"), jax.P(None, None)])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.sum(0),
+        lambda x: jnp.sort(x, 0),
+        lambda x: jax.nn.softmax(x, 0),
+        lambda x: jnp.pad(x, ((1, 1), (0, 0))),
+        lambda x: jax.grad(lambda y: (y * y).mean())(x),
+    ],
+    ids=["sum", "sort", "softmax", "pad", "grad"],
+)
+def test_explicit_axes_need_no_mesh_in_context(f, spec):
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,))
+    compiled = px.compile(f, dims={"x": "t, _"}, padding="require")
+    for t in (5, 6, 7):
+        x = jax.device_put(counting(t, 4), NamedSharding(mesh, spec))
+        found, wanted = compiled(x), jax.jit(f)(x)
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        assert jax.typeof(found) == jax.typeof(wanted)
 
 
 def test_a_size_with_a_name_is_no_constant():

@@ -189,12 +189,17 @@ def test_a_size_read_as_a_number_has_a_class_for_each_value():
 
 def test_what_jax_cannot_trace_for_all_sizes_is_traced_size_by_size():
     def f(x):
-        return jnp.squeeze(x)
+        return jnp.arange(x.shape[0] * 1.0)
 
     found = px.infer_sizes(f, abstract(3, 2), dims={"x": "t, 2"}, where="t <= 3")
-    assert [c.results for c in found.classes] == ["f32[2]", "f32[2, 2]", "f32[3, 2]"]
-    assert found.is_complete and "Traced size by size: ValueError: " in found.note
-    assert "return jnp.squeeze(x)" in found.note
+    assert [c.results for c in found.classes] == ["f32[1]", "f32[2]", "f32[3]"]
+    assert found.is_complete and "Traced size by size: Concretization" in found.note
+    assert "return jnp.arange(x.shape[0] * 1.0)" in found.note
+
+
+def test_a_squeeze_has_a_class_for_axes_of_one():
+    found = px.infer_sizes(jnp.squeeze, abstract(3, 2), dims={"a": "t, 2"})
+    assert [c.results for c in found.classes] == ["f32[2]", "f32[t, 2]"]
 
 
 def test_an_error_of_symbols_is_not_taken_for_one_of_the_function():
@@ -242,3 +247,10 @@ def test_without_named_sizes_there_is_one_class():
 def test_wrong_arguments_are_refused(arguments, error, text):
     with pytest.raises(error, match=text):
         px.infer_sizes(lambda x: x, abstract(3), **arguments)
+
+
+def test_an_argument_is_an_array_or_a_number():
+    with pytest.raises(TypeError, match="x is 'abc' of type str"):
+        px.infer_sizes(lambda x: x, "abc", dims={"x": "t"})
+    with pytest.raises(ValueError, match="the shape 't', but it has 0 dimensions"):
+        px.infer_sizes(lambda x: x, 3, dims={"x": "t"})

@@ -23,7 +23,7 @@ from pliax.transforms._arguments import (
     read_parameters,
 )
 from pliax.transforms._options import read_where
-from pliax.transforms._sizes import Sizes, names_in, read_sizes
+from pliax.transforms._sizes import Sizes, names_in, origins_of, read_sizes
 from pliax.transforms._trace_errors import NotSymbolicError
 from pliax.transforms.specialization import holds
 from pliax.transforms.tracing import SymbolicTrace, trace, validate_if_asked
@@ -114,18 +114,19 @@ class PaddedFunction:
         bound = self._sizes.read(leaves)
         lengths = {name: length for name, (length, _) in bound.items()}
         self._check(lengths, sizes)
+        shapes = self._sizes.shapes(leaves)
+        origins = origins_of(shapes)
         symbols = [
             Symbol(
                 name,
                 _hint(sizes[name], length),
-                bound[name][1].name,
+                origins[name],
                 is_strong=True,
                 low=self._least.get(name, 1),
                 high=length,
             )
             for name, length in lengths.items()
         ]
-        shapes = self._sizes.shapes(leaves)
 
         def make(assumptions: Any) -> Any:
             avals = [_abstract(x, s, assumptions) for x, s in shapes]

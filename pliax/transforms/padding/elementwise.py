@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pliax.core.reals import computed
+
 from .layouts import Bucket, Factors, Padded, product, same
 from .rules import bind, refuse, rule, sizes_of
 
@@ -149,6 +151,14 @@ def dim_as_value(bucket: Bucket, eqn: Any) -> Padded:
     if scalar.dtype == dtype:
         return Padded(scalar, ())
     return Padded(lax.convert_element_type(scalar, dtype), ())
+
+
+@rule("real_of_sizes")
+def real_of_sizes(bucket: Bucket, eqn: Any) -> Padded:
+    """A float that Python would have computed from sizes."""
+    how = dict(eqn.params)
+    sizes = [bucket.wide(n) for n in how.pop("sizes")]
+    return Padded(computed(sizes=sizes, **how), ())
 
 
 @rule("iota")

@@ -32,8 +32,8 @@ from .rules import RULES, PaddingRefused, bind, refuse, sizes_of, static
 
 
 # Always by rule: primitives whose parameters hold programs, which hold sizes in turn.
-# `dim_as_value` is one size.
-HIGHER_ORDER: set[str] = {"dim_as_value"}
+# The others are about sizes themselves.
+HIGHER_ORDER: set[str] = {"dim_as_value", "real_of_sizes"}
 
 
 _MODULES = ("contractions", "convolutions", "elementwise", "high_level", "indexing")

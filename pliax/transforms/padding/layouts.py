@@ -459,7 +459,7 @@ def choose(mask: Any, x: Any, other: Any) -> Any:
     """X where a mask says so, placed as x is: masks know no devices."""
     sharding = jax.typeof(x).sharding
     if AxisType.Explicit in sharding.mesh.axis_types:
-        mask = jax.sharding.reshard(mask, sharding.spec)
+        mask = jax.sharding.reshard(mask, sharding)
     return lax.select(mask, x, other)
 
 

@@ -1,0 +1,196 @@
+"""Floats computed from sizes are Python's, and NumPy's where NumPy computes them."""
+
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given, strategies as st
+from jax import lax
+
+import pliax as px
+
+
+SIZES = (2, 3, 7, 49, 1000)
+
+
+def agree(f, sizes=SIZES, rtol=0.0, dtype=np.float32):
+    """Whether a function has one program, whose results are those of `jax.jit`."""
+    compiled = px.compile(f, dims={"x": "t"})
+    for n in sizes:
+        x = np.ones(n, dtype)
+        found, wanted = compiled(x), jax.jit(f)(x)
+        assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), n
+        assert found.weak_type == wanted.weak_type, n
+        np.testing.assert_allclose(found, wanted, rtol=rtol, err_msg=str(n))
+    assert compiled.stats.traces == 1
+    return compiled
+
+
+# Formulas of Python's ----------------------------------------------------------------
+
+
+OPERATIONS = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+}
+NUMBERS = st.sampled_from([0.1, 0.7, 3.5, -0.3, 49.0, 1e9, 1e-7, 2, 10, -3])
+LEAVES = st.one_of(st.just("n"), NUMBERS)
+FORMULAS = st.recursive(
+    LEAVES,
+    lambda parts: st.tuples(st.sampled_from(sorted(OPERATIONS)), parts, parts),
+    max_leaves=5,
+)
+
+
+def value(formula, n):
+    if isinstance(formula, tuple):
+        operation, *parts = formula
+        return OPERATIONS[operation](*(value(part, n) for part in parts))
+    return n if isinstance(formula, str) else formula
+
+
+def is_fine(formula, n):
+    """Whether Python has a number for a formula, and float32 room for it."""
+    try:
+        return 1e-30 < abs(value(formula, n)) < 1e9 or value(formula, n) == 0
+    except ZeroDivisionError:
+        return False
+
+
+@given(formula=FORMULAS)
+def test_a_float_of_sizes_is_pythons_rounded_once(formula):
+    assume(all(is_fine(formula, n) for n in SIZES))
+    assume(not all(isinstance(value(formula, n), int) for n in SIZES))
+    agree(lambda x: x[0] * value(formula, x.shape[0]))
+
+
+POWERS = {
+    "bias correction": lambda n: 1 - 0.999**n,
+    "of an integer, below 1": lambda n: 2 ** (1 - n) + 10**-n,
+    "inverse": lambda n: n**-2,
+    "root": lambda n: (n + 1) ** 0.5 - n**0.5,
+}
+
+
+@pytest.mark.parametrize("power", POWERS.values(), ids=POWERS)
+def test_powers_are_pythons(power):
+    agree(lambda x: x * power(x.shape[0]), rtol=1e-6)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_zero_has_no_inverse_and_integers_of_numpy_no_negative_powers():
+    for base, error in ((0, ZeroDivisionError), (np.int32(2), ValueError)):
+        f = px.compile(
+            lambda x, base=base: x * base ** (3 - x.shape[0]), dims={"x": "t"}
+        )
+        assert f(np.ones(2))[0] == base
+        with pytest.raises(error):
+            f(np.ones(4))
+
+
+def test_bits_of_sizes_are_those_of_integers():
+    def f(x):
+        n = x.shape[0]
+        return x * ((n << 2) + (n >> 1) + (n & 1) + (7 & n))
+
+    agree(f)
+
+
+def test_a_python_integer_among_the_arguments_is_raised_as_python_does():
+    f = px.compile(lambda x, n: x * 2**-n)
+    for n in (2, 3, 4, 5):
+        assert f(np.float32(1), n) == 2**-n
+
+
+# Where floats go ---------------------------------------------------------------------
+
+
+USES = {
+    "a result": lambda x: x.shape[0] / 3,
+    "a comparison": lambda x: jnp.where(x.shape[0] / 49 * 49 == x.shape[0], 1.0, -1.0),
+    "rounded": lambda x: x + round(x.shape[0] / 2),
+    "a loop": lambda x: lax.scan(lambda c, y: (c + y, c), x.shape[0] / 2, x)[0],
+    "a branch": lambda x: lax.cond(
+        x.sum() > 3, lambda a: a * 2, lambda a: a, x.shape[0] / 3
+    ),
+    "an inner jit": lambda x: jax.jit(lambda a, b: a * b)(x, x.shape[0] * 0.3),
+    "a fill": lambda x: jnp.full((3,), x.shape[0] / 3),
+    "an array": lambda x: jnp.array([x.shape[0] / 3, 1.0]),
+    "an end": lambda x: jnp.linspace(0, x.shape[0] / 2, 5),
+    "a derivative": lambda x: jax.grad(lambda y: (y * y).sum() / y.shape[0])(x),
+    "vmap": lambda x: jax.vmap(lambda y: y * (x.shape[0] / 7))(x),
+    "checkpoint": lambda x: jax.grad(
+        jax.checkpoint(lambda y: (y * y * (x.shape[0] / 3)).sum())
+    )(x),
+    "half precision": lambda x: x.astype(jnp.bfloat16) * (x.shape[0] / 3),
+    "a complex number": lambda x: x * (1j * (x.shape[0] / 3)),
+    "a chain": lambda x: x * (sum([x.shape[0] * 0.1] * 300)),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.usefixtures("standard_promotion")
+def test_a_float_goes_where_a_float_of_pythons_goes(use):
+    agree(use, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: x * 2 if x.shape[0] / 2 > 2 else x,
+        lambda x: jnp.arange(x.shape[0] * 0.5),
+        lambda x: x * max(x.shape[0] / 3, 1.0),
+        lambda x: x * {1.5: 2.0}.get(x.shape[0] / 2, 1.0),
+    ],
+    ids=["branch", "arange", "max", "key"],
+)
+def test_what_needs_the_float_itself_is_compiled_for_each_size(use):
+    f = px.compile(use, dims={"x": "t"})
+    for n in SIZES:
+        np.testing.assert_allclose(f(np.ones(n)), jax.jit(use)(np.ones(n)), rtol=1e-6)
+    assert "size by size" in f.explain()
+
+
+def test_a_float_is_no_size():
+    with pytest.raises(TypeError, match="Shapes must be 1D sequences"):
+        px.compile(lambda x: jnp.zeros(x.shape[0] / 2), dims={"x": "t"})(np.ones(4))
+
+
+# NumPy -------------------------------------------------------------------------------
+
+
+NUMPYS = {
+    "sqrt": lambda n: 1 / np.sqrt(n),
+    "of a float": lambda n: np.cos(1e4 * n / 3),
+    "of two": lambda n: np.hypot(n, n / 3),
+    "log": lambda n: np.log(n) + np.exp(-n / 3),
+    "divide": lambda n: np.divide(n, 3),
+    "power": lambda n: np.power(2.0, -n),
+    "truth": lambda n: np.isfinite(n / 3),
+    "float64": lambda n: np.float64(2) / n,
+    "float32": lambda n: np.float32(2) * n,
+    "float16": lambda n: np.float16(2) * n,
+    "float64, in front": lambda n: n * np.float64(0.5),
+    "array": lambda n: np.ones(3, np.float32) * n,
+    "array of integers": lambda n: (n + np.arange(3)).sum(),
+}
+
+
+@pytest.mark.parametrize("compute", NUMPYS.values(), ids=NUMPYS)
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.usefixtures("standard_promotion")
+def test_numbers_of_numpy_keep_their_types(compute, dtype):
+    agree(lambda x: x[:1] * compute(x.shape[0]), rtol=2e-6, dtype=dtype)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_integers_of_numpy_are_sizes():
+    agree(lambda x: x[: np.maximum(x.shape[0] - 2, 1)])
+    agree(lambda x: x[: np.mod(np.int64(3) * x.shape[0], 5) + 1], sizes=(5, 9, 7))
+    agree(lambda x: x + (np.int64(7) == x.shape[0]), sizes=(5, 6, 8))
