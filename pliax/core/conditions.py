@@ -20,16 +20,9 @@ from jax.core import Tracer
 from ._jax import accept_as_boolean, primitive_that_stays
 from .dims import asker, is_asked_by_jax
 from .provenance import user_place
+from .reals import COMPARISONS
 
 
-_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 _OPPOSITE = {"==": "!=", "!=": "==", ">=": "<", "<": ">=", "<=": ">", ">": "<="}
 
 
@@ -60,8 +53,8 @@ class Condition:
     def dimension_as_value(self) -> Any:
         """The truth value as a scalar at run time, under JAX's name for sizes'."""
         values = [_as_value(part) for part in self.parts]
-        if self.operation in _COMPARE:
-            return _COMPARE[self.operation](*values)
+        if self.operation in COMPARISONS:
+            return COMPARISONS[self.operation](*values)
         join = operator.and_ if self.operation == "and" else operator.or_
         return functools.reduce(join, values)
 
@@ -116,7 +109,7 @@ class Condition:
     __rxor__ = __xor__
 
     def __str__(self) -> str:
-        if self.operation in _COMPARE:
+        if self.operation in COMPARISONS:
             return f"{self.parts[0]} {self.operation} {self.parts[1]}"
         return f" {self.operation} ".join(f"({part})" for part in self.parts)
 
@@ -140,7 +133,7 @@ def proven(condition: Any) -> bool | None:
     """The truth of a condition where it follows from what is known."""
     if not isinstance(condition, Condition):
         return bool(condition)
-    if condition.operation in _COMPARE:
+    if condition.operation in COMPARISONS:
         a, b = condition.parts
         return condition.assumptions.proves(a, condition.operation, b)
     answers = [proven(part) for part in condition.parts]
@@ -178,7 +171,7 @@ def _refuse_arrays(condition: Any, owner: str) -> None:
 
 def remaining(condition: Condition) -> Condition:
     """An undecided condition without the parts whose truth is known."""
-    if condition.operation in _COMPARE:
+    if condition.operation in COMPARISONS:
         return condition
     parts = tuple(remaining(p) for p in condition.parts if proven(p) is None)
     if len(parts) == 1:
@@ -335,8 +328,8 @@ def computed(condition: Any, value: Callable[[Any], Any]) -> Any:
     """
     if not isinstance(condition, Condition):
         return np.bool_(condition)
-    if condition.operation in _COMPARE:
+    if condition.operation in COMPARISONS:
         a, b = map(value, condition.parts)
-        return _COMPARE[condition.operation](a, b)
+        return COMPARISONS[condition.operation](a, b)
     join = operator.and_ if condition.operation == "and" else operator.or_
     return functools.reduce(join, (computed(p, value) for p in condition.parts))

@@ -30,7 +30,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "%": jnp.remainder,
     "**": jnp.power,
 }
-_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
     "!=": operator.ne,
     "<": operator.lt,
@@ -176,13 +176,13 @@ def combine(operation: str, a: Any, b: Any) -> Any:
 
     A comparison is an array as well: what it says is known on the device.
     """
-    join = _BINARY.get(operation) or _COMPARISONS[operation]
+    join = _BINARY.get(operation) or COMPARISONS[operation]
     if not (_is_number(a) and _is_number(b)):
         has_float = isinstance(a, np.floating) or isinstance(b, np.floating)
         value = _as_float if has_float else _as_array
         return join(value(a), value(b))
     found = _joined(operation, (a, b))
-    is_comparison = operation in _COMPARISONS
+    is_comparison = operation in COMPARISONS
     return typed(found, is_truth=True) if is_comparison else found
 
 
@@ -298,6 +298,6 @@ def _function(name: str) -> tuple[Callable[..., Any], int]:
     """An operation of a formula, and how many operands it has."""
     if name in _UNARY:
         return _UNARY[name], 1
-    if name in _BINARY or name in _COMPARISONS:
-        return _BINARY.get(name) or _COMPARISONS[name], 2
+    if name in _BINARY or name in COMPARISONS:
+        return _BINARY.get(name) or COMPARISONS[name], 2
     return getattr(jnp, name), getattr(np, name).nin
