@@ -45,6 +45,7 @@ from ._dispatch import Dispatched, Form, accessor, dispatcher
 from ._donation import are_donated, note_deleted
 from ._execution import Bound, Plan
 from ._families import Family, sizes_of_leaves
+from ._garbage import garbage_left_alone, garbage_searched
 from ._inside import run_inside
 from ._kinds import hold_descriptions, kind, marks_of, unmarked
 from ._ledger import Ledger, Stats
@@ -221,7 +222,8 @@ class CompiledFunction(Dispatched):
         with building:
             bound = self._known.get((call.key, call.sizes))
             if bound is None:  # else another thread built it while this one waited
-                bound = self._bind(call)
+                with garbage_left_alone():
+                    bound = self._bind(call)
                 self._known[call.key, call.sizes] = bound
                 self._remember(call.args, call.kwargs, bound)
             return bound
@@ -308,7 +310,8 @@ class CompiledFunction(Dispatched):
             tell_executable(self._parameters.owner, plan.group, plan.reason)
             lowered, seconds = _timed(traced.lower)
             plan.tally.add(lower_seconds=seconds)
-            _, seconds = _timed(lowered.compile)
+            with garbage_searched():
+                _, seconds = _timed(lowered.compile)
             plan.tally.add(compile_seconds=seconds, compilations=1)
         if plan.entry.trace:
             validate_if_asked(plan.entry.trace)  # the rules of padding have asked more
