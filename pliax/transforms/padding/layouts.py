@@ -367,6 +367,10 @@ class Bucket:
         factors = x.axes[axis]
         if len(factors) == 1:
             return x
+        if not factors:
+            start = sum(map(len, x.axes[:axis]))
+            axes = (*x.axes[:axis], (1,), *x.axes[axis + 1 :])
+            return Padded(lax.expand_dims(x.data, (start,)), axes, x.fill)
         places = x.places(axis)
         size = self.size(product(factors))
         start, lengths = places[0], self.shape(factors)

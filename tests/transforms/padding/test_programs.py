@@ -19,6 +19,7 @@ from transforms.padding.checking import (
     symbolic,
 )
 
+import pliax as px
 from pliax.transforms.padding.interpreter import run
 from pliax.transforms.padding.layouts import Bucket
 from pliax.transforms.padding.rules import PaddingRefused
@@ -140,6 +141,17 @@ SCANS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 def test_a_scan_sees_valid_steps_only(case: str) -> None:
     f, specs = SCANS[case]
     law(f, *specs)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (1, 9), (4, 4)])
+def test_a_map_in_batches_as_long_as_another_axis(shape: tuple[int, int]) -> None:
+    b, t = (px.Dim(name, buckets=[4, 9]) for name in "bt")
+    double = px.compile(
+        lambda x: lax.map(lambda row: 2 * row, x, batch_size=x.shape[1]),
+        dims={"x": {0: b, 1: t}},
+        padding="require",
+    )
+    assert np.array_equal(double(x := dyadic(0, shape)), 2 * x)
 
 
 def test_scans_of_scans_over_integers() -> None:
