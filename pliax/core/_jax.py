@@ -89,9 +89,9 @@ def accept_as_float(kind: type) -> None:
     They become a scalar by `dimension_as_value` and are no dimensions all the same.
     """
 
-    def aval(_: Any) -> Any:
+    def aval(x: Any) -> Any:
         dtype = _dtypes.canonicalize_dtype(float)
-        return _core.ShapedArray((), dtype, weak_type=True)
+        return _core.ShapedArray((), dtype, weak_type=x.is_weak)
 
     _core.pytype_aval_mappings[kind] = aval
     _dtypes.register_canonicalize_value_handler(kind, None)

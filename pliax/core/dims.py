@@ -94,7 +94,9 @@ class Size:
 
     def __pow__(self, other: Any) -> Any:
         if type(other) is int and other < 0:
-            return combine("**", self, other)
+            return 1.0 / (self**-other)
+        if isinstance(other, float) and not other.is_integer() and not self >= 0:
+            return operator.index(self) ** other  # complex
         return _arithmetic(operator.pow, self, other)
 
     def __rpow__(self, other: Any) -> Any:

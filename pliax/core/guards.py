@@ -263,8 +263,12 @@ class Assumptions:
         """Raises where a program divides by a size that is 0 here; else a guard."""
         asked = self.compare(divisor, "==", 0, frame)
         if isinstance(asked, Condition):  # what only the device knows is taken for > 0
-            asked = self.has_hints(asked) and self.decide(asked, frame)
-        if asked:
+            is_zero = self.has_hints(asked) and self.decide(
+                asked, frame, may_collapse=True
+            )
+        else:
+            is_zero = asked
+        if is_zero:
             raise ZeroDivisionError("integer division or modulo by zero")
 
     def _must_know(self, a: Any, b: Any, frame: FrameType) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .reals import Real, by_numpy, typed
+from .reals import Real, by_numpy
 
 
 # The methods of a size by which it is the first operand, and the second.
@@ -57,7 +57,7 @@ def apply(
     if found is NotImplemented:
         return by_numpy(ufunc, inputs)
     if isinstance(found, Real):
-        return typed(found)
+        return found.as_typed()
     return found.astype(found.dtype) if isinstance(found, jax.Array) else found
 
 
@@ -65,6 +65,8 @@ def _by_operator(kind: type, ufunc: np.ufunc, inputs: tuple) -> Any:
     methods = _METHODS.get(ufunc)
     if all(isinstance(x, int | np.integer | kind) for x in inputs):
         methods = methods or _EXTREMES.get(ufunc)
+        if ufunc is np.power and not inputs[1] >= 0:
+            raise ValueError("Integers to negative integer powers are not allowed.")
     if methods is None:
         return NotImplemented
     first, *others = inputs

@@ -87,7 +87,7 @@ class Ragged:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The valid part, for functions of NumPy."""
-        return np.asarray(self.to_numpy(), dtype)
+        return np.array(self.to_numpy(), dtype, copy=copy)
 
     def __repr__(self) -> str:
         shape = [str(n) for n in getattr(self.data, "shape", ())]

@@ -4,10 +4,13 @@
 
 A Python float has 53 bits, and `jax.jit` rounds it where it enters the program. So a
 `Real` keeps the formula; what becomes a part of the program is one equation, which
-computes it in float64 and rounds once.
+computes it in float64 and rounds once. np.float64 is such a float with a type that
+stays. Where Python has no float for an answer (a root of what is negative, a division
+by a float that is 0, what is too large) there is NaN or infinity.
 """
 
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,13 +51,21 @@ class Real:
         formula: numbers, the places of sizes as tuples of one, and operations, each
             after its operands.
         sizes: those that the formula is about.
+        is_weak: whether its type gives way, as a Python float's; NumPy's does not.
     """
 
-    __slots__ = ("formula", "sizes")
+    __slots__ = ("formula", "is_weak", "sizes")
 
-    def __init__(self, formula: Formula, sizes: tuple[Any, ...]):
+    def __init__(
+        self, formula: Formula, sizes: tuple[Any, ...], *, is_weak: bool = True
+    ):
         self.formula = formula
         self.sizes = sizes
+        self.is_weak = is_weak
+
+    def as_typed(self) -> "Real":
+        """The same float as one of NumPy's."""
+        return Real(self.formula, self.sizes, is_weak=False)
 
     def __add__(self, other: Any) -> Any:
         return combine("+", self, other)
@@ -105,13 +116,13 @@ class Real:
         return combine("**", other, self)
 
     def __neg__(self) -> Any:
-        return Real((*self.formula, "negative"), self.sizes)
+        return _joined("negative", [self])
 
     def __pos__(self) -> Any:
         return self
 
     def __abs__(self) -> Any:
-        return Real((*self.formula, "abs"), self.sizes)
+        return _joined("abs", [self])
 
     def __round__(self, digits: int | None = None) -> Any:
         return round(self.__jax_array__(), digits)
@@ -147,9 +158,18 @@ class Real:
         return int(self.__jax_array__())
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name not in ("aval", "weak_type") and not hasattr(jax.Array, name):
             raise AttributeError(name)
         return getattr(self.__jax_array__(), name)
+
+    def round(self, decimals: int = 0) -> Any:
+        """As np.round has it of a float: a float."""
+        if decimals == 0:
+            return _joined("rint", [self]).as_typed()
+        return self.as_typed().__jax_array__().round(decimals)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.__jax_array__(), dtype)  # which JAX refuses
 
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any
@@ -160,7 +180,8 @@ class Real:
 
     def dimension_as_value(self) -> jax.Array:
         """The float as a scalar that arrays can compute with (JAX's name for it)."""
-        return _bound(self, jax.dtypes.canonicalize_dtype(float), is_weak=True)
+        dtype = jax.dtypes.canonicalize_dtype(float)
+        return _bound(self, dtype, is_weak=self.is_weak)
 
     __jax_array__ = dimension_as_value
 
@@ -172,52 +193,69 @@ accept_as_float(Real)
 
 
 def combine(operation: str, a: Any, b: Any) -> Any:
-    """Two operands joined: a Real where both are numbers of Python's, else an array.
+    """Two operands joined: a Real where both are numbers, else an array.
 
     A comparison is an array as well: what it says is known on the device.
     """
+    if _is_number(a) and _is_number(b):
+        if operation in ("/", "//", "%"):
+            _refuse_zero(b)
+        found = _joined(operation, (a, b))
+        return _truth(found) if operation in COMPARISONS else found
+    value = _as_float if isinstance(a, np.floating) else _as_array
+    value = _as_float if isinstance(b, np.floating) else value
     join = _BINARY.get(operation) or COMPARISONS[operation]
-    if not (_is_number(a) and _is_number(b)):
-        has_float = isinstance(a, np.floating) or isinstance(b, np.floating)
-        value = _as_float if has_float else _as_array
-        return join(value(a), value(b))
-    found = _joined(operation, (a, b))
-    is_comparison = operation in COMPARISONS
-    return typed(found, is_truth=True) if is_comparison else found
+    found = join(value(a), value(b))
+    stays = operation in COMPARISONS or any(
+        isinstance(x, np.generic | np.ndarray) for x in (a, b)
+    )
+    return found.astype(found.dtype) if stays else found
+
+
+def _refuse_zero(divisor: Any) -> None:
+    """Raises where a number or a size is 0; of a size that leaves a guard."""
+    if is_size(divisor):
+        divisor.assumptions.refuse_zero(divisor, sys._getframe())
+    elif not isinstance(divisor, Real | np.generic) and divisor == 0:
+        raise ZeroDivisionError("float division by zero")
 
 
 def by_numpy(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Any:
     """What a function of NumPy's gives for a size or a Real: a type that stays."""
-    if not hasattr(jnp, ufunc.__name__):
+    name = ufunc.__name__
+    if getattr(np, name, None) is not ufunc or not hasattr(jnp, name):
         return NotImplemented
     kind = _kind(ufunc, inputs)
-    if kind not in "fb":
-        found = getattr(jnp, ufunc.__name__)(*map(_as_array, inputs))
-        return jax.tree.map(lambda x: x.astype(x.dtype), found)
-    return typed(_joined(ufunc.__name__, inputs), is_truth=kind == "b")
+    if kind == "f":
+        return _joined(name, inputs).as_typed()
+    if kind == "b":
+        return _truth(_joined(name, inputs))
+    found = getattr(jnp, name)(*map(_as_array, inputs))
+    if kind == "i" and not jnp.issubdtype(found.dtype, jnp.integer):
+        return NotImplemented
+    return jax.tree.map(lambda x: x.astype(x.dtype), found)
 
 
 def _kind(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> str:
-    """What NumPy would give for numbers: "f", "b" or another kind of one result."""
+    """What NumPy would give for numbers: "f", "b", "i"; else "other"."""
     if ufunc.nout > 1 or not all(map(_is_number, inputs)):
         return "other"
-    is_real = [isinstance(x, float | Real) for x in inputs]
-    return ufunc(*(np.float64(1) if x else np.int64(1) for x in is_real)).dtype.kind
+    floats = [isinstance(x, float | Real) for x in inputs]
+    return ufunc(*(np.float64(1) if x else np.int64(1) for x in floats)).dtype.kind
 
 
-def typed(real: "Real", *, is_truth: bool = False) -> jax.Array:
-    """A float, or a truth value, with a type that stays, as those of NumPy."""
-    kind = bool if is_truth else float
-    return _bound(real, jax.dtypes.canonicalize_dtype(kind), is_weak=False)
+def _truth(real: "Real") -> jax.Array:
+    return _bound(real, np.dtype(bool), is_weak=False)
 
 
 def _joined(operation: str, operands: Sequence[Any]) -> "Real":
     formula: Formula = ()
     sizes: tuple[Any, ...] = ()
-    for real in map(_real_of, operands):
+    reals = [_real_of(x) for x in operands]
+    for real in reals:
         formula += _moved(real.formula, len(sizes))
         sizes += real.sizes
-    return Real((*formula, operation), sizes)
+    return Real((*formula, operation), sizes, is_weak=all(x.is_weak for x in reals))
 
 
 def is_real(x: Any) -> bool:
@@ -225,15 +263,23 @@ def is_real(x: Any) -> bool:
     return isinstance(x, float | np.floating | Real)
 
 
+def is_size(x: Any) -> bool:
+    """Whether something is a symbolic size."""
+    return hasattr(type(x), "expression")
+
+
 def _is_number(x: Any) -> bool:
-    is_number = isinstance(x, int | float | Real) or hasattr(x, "expression")
-    return is_number and not isinstance(x, np.generic)
+    """Whether a float64 holds something as it is; a bool is an integer, as ever."""
+    return isinstance(x, int | float | np.integer | Real) or is_size(x)
 
 
 def _real_of(x: Any) -> Real:
     if isinstance(x, Real):
         return x
-    return Real((x,), ()) if isinstance(x, int | float) else Real(((0,),), (x,))
+    if is_size(x):
+        return Real(((0,),), (x,))
+    is_numpys = isinstance(x, np.generic)
+    return Real((x.item() if is_numpys else x,), (), is_weak=not is_numpys)
 
 
 def _moved(formula: Formula, by: int) -> Formula:
@@ -243,11 +289,13 @@ def _moved(formula: Formula, by: int) -> Formula:
 
 def _as_float(x: Any) -> Any:
     """A size as a float scalar, which holds also what no int32 does."""
-    return _real_of(x).dimension_as_value() if hasattr(x, "expression") else x
+    return _as_array(_real_of(x) if is_size(x) else x)
 
 
 def _as_array(x: Any) -> Any:
-    return x.__jax_array__() if hasattr(x, "__jax_array__") else x
+    """A size, a condition or a Real as a scalar; all else as it is."""
+    value = getattr(type(x), "dimension_as_value", None)
+    return x if value is None else value(x)
 
 
 # A formula as a part of a program: an equation without operands.

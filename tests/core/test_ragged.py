@@ -108,3 +108,6 @@ def test_its_axis_is_counted_from_the_end():
 def test_numpy_takes_the_valid_part():
     assert np.array_equal(np.asarray(positive(X)), X[X > 0])
     assert np.asarray(positive(X), np.float64).dtype == np.float64
+    assert np.array(positive(X)).flags.writeable
+    with pytest.raises(ValueError, match="copy"):
+        np.asarray(positive(X), np.float64, copy=False)

@@ -130,6 +130,9 @@ USES = {
     )(x),
     "half precision": lambda x: x.astype(jnp.bfloat16) * (x.shape[0] / 3),
     "a complex number": lambda x: x * (1j * (x.shape[0] / 3)),
+    "in front of an array": lambda x: (x.shape[0] / 3) * x + x.shape[0] / x.sum(),
+    "less than an array": lambda x: ((x.shape[0] / 3) < x) * 1.0,
+    "a weak fill": lambda x: jnp.full_like(x, x.shape[0] / 3) + (x.shape[0] / 3),
     "a chain": lambda x: x * (sum([x.shape[0] * 0.1] * 300)),
 }
 
@@ -157,6 +160,24 @@ def test_what_needs_the_float_itself_is_compiled_for_each_size(use):
     assert "size by size" in f.explain()
 
 
+@pytest.mark.parametrize(
+    ("divide", "error"),
+    [
+        (lambda n: n / (n - 7), ZeroDivisionError),
+        (lambda n: 1.5 % (n - 7), ZeroDivisionError),
+        (lambda n: (n - 7) ** -1, ZeroDivisionError),
+        (lambda n: (n / 3) // 0, ZeroDivisionError),
+        (lambda n: np.power(2, 3 - n), ValueError),
+    ],
+)
+def test_what_python_refuses_is_refused(divide, error):
+    f = px.compile(lambda x: x * divide(x.shape[0]), dims={"x": "t"})
+    with pytest.raises(error):
+        f(np.ones(7))
+    with pytest.raises(error):
+        jax.jit(lambda x: x * divide(x.shape[0]))(np.ones(7))
+
+
 def test_a_float_is_no_size():
     with pytest.raises(TypeError, match="Shapes must be 1D sequences"):
         px.compile(lambda x: jnp.zeros(x.shape[0] / 2), dims={"x": "t"})(np.ones(4))
@@ -176,7 +197,14 @@ NUMPYS = {
     "float64": lambda n: np.float64(2) / n,
     "float32": lambda n: np.float32(2) * n,
     "float16": lambda n: np.float16(2) * n,
-    "float64, in front": lambda n: n * np.float64(0.5),
+    "float64, behind": lambda n: n * np.float64(0.5),
+    "float64, exact": lambda n: np.float64(1) - 0.999999999**n,
+    "float32, behind a float": lambda n: (n / 3) * np.float32(1.3),
+    "float16, behind a float": lambda n: (n / 3) + np.float16(1.3),
+    "integer, behind a float": lambda n: (n / 3) * np.int32(3),
+    "integers, behind a float": lambda n: (n / 3) * np.ones(3, np.int8),
+    "inverse root": lambda n: 1 / np.sqrt(n) * 0.7,
+    "compared": lambda n: (n / 3) < np.int32(3),
     "array": lambda n: np.ones(3, np.float32) * n,
     "array of integers": lambda n: (n + np.arange(3)).sum(),
 }
