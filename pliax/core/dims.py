@@ -266,9 +266,7 @@ def _is_shift(x: Any) -> bool:
 
 
 def _inverse_power(base: Any, exponent: Size) -> Any:
-    """An integer to a negative power: a float of Python's, an error of NumPy's."""
-    if not isinstance(base, int):
-        raise ValueError("Integers to negative integer powers are not allowed.")
+    """A Python integer to a negative power, which is a float."""
     if base == 0:
         raise ZeroDivisionError("0.0 cannot be raised to a negative power")
     return combine("**", base, exponent)

@@ -159,7 +159,7 @@ def answer(question: Callable[[int], Any], size: int, asked: str) -> Any:
     """What a user's function says of a size; its errors get a note who asked.
 
     Args:
-        question: a bucket of a list, or a condition.
+        question: the function.
         size: the argument.
         asked: what it was passed as, "the buckets of t".
     """

@@ -333,8 +333,10 @@ class Catalog:
 
     def ranges(
         self, entry: Entry, values: dict[str, int], leaves: list[Any]
-    ) -> tuple[dict[str, tuple[int, int]], str]:
+    ) -> tuple[dict[str, tuple[int, int]], tuple[str, int] | None]:
         """The sizes that share an executable with a call's, and what is special of it.
+
+        That is a name and the number of its condition.
 
         Sizes along which an argument is spread over devices are exact: a bucket would
         be spread otherwise than what it holds.
@@ -342,7 +344,8 @@ class Catalog:
         owner = self.parameters.owner
         symbols = {s.name: s for s in entry.reading.symbols}
         spread = _spread(entry.reading, leaves)
-        ranges, placed = {}, {}
+        ranges: dict[str, tuple[int, int]] = {}
+        placed: list[str] = []
         for name, value in values.items():
             symbol = symbols[name]
             trace = entry.trace
@@ -357,7 +360,8 @@ class Catalog:
                 ranges[name] = value, value
                 tell_bucket(owner, name, value, value, "it may be negative")
             else:
-                ranges[name] = placed[name] = value, value
+                ranges[name] = value, value  # in the order of all names
+                placed.append(name)
         special = self.buckets.special({name: values[name] for name in placed})
         for name in placed:
             number = special[1] if special and special[0] == name else None
@@ -365,7 +369,7 @@ class Catalog:
             ranges[name] = self.buckets.interval(symbol, value, number)
             why = functools.partial(self.buckets.why, symbol, number)
             tell_bucket(owner, name, value, ranges[name][1], why)
-        return ranges, f"specialize_on[{special[1]}] of {special[0]}" if special else ""
+        return ranges, special
 
     def expected_waste(self) -> list[str]:
         """What the buckets of each size waste that has a histogram, in words."""

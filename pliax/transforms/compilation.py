@@ -275,10 +275,12 @@ class CompiledFunction(Dispatched):
                 return self._bound(plan, call)
         reason = f"new bucket: {range_text(ranges)}" if plans else entry.reason
         group = _group(ranges, call.facts)
-        if special:
-            reason = f"{special} holds; {reason}"
-            low, high = ranges[special.rpartition(" ")[2]]
-            group = f"{group} ({special})" if low < high else group
+        if special is not None:
+            name, number = special
+            condition = f"specialize_on[{number}] of {name}"
+            reason = f"{condition} holds; {reason}"
+            low, high = ranges[name]
+            group = f"{group} ({condition})" if low < high else group
         plan = Plan(entry, ranges, group, reason)
         plan.compile_as(self._counted, self._options.donated, self._plain)
         with self._ledger.building(group) as tally:
