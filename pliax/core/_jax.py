@@ -265,6 +265,19 @@ def squeeze_by_size(kind: type, is_one: Callable[[Any], bool]) -> None:
     _lax_numpy._squeeze = squeezed
 
 
+def iterate_by_size(kind: type, length: Callable[[Any], int]) -> None:
+    """Has `for row in x` ask a size for its value, as len does."""
+    iterate: Any = _core.ShapedArray._iter
+
+    def iterated(tracer: Any) -> Any:
+        if tracer.ndim == 0 or type(tracer.shape[0]) is not kind:
+            return iterate(tracer)
+        count = range(length(tracer.shape[0]))
+        return (_slicing.index_in_dim(tracer, i, keepdims=False) for i in count)
+
+    _core.ShapedArray._iter = staticmethod(iterated)
+
+
 def compare_types_by_size(kind: type, is_asked_by_jax: Callable[[], bool]) -> None:
     """Has `==` of two types of arrays compare their sizes, where a user asks.
 

@@ -1,16 +1,108 @@
-"""Whether conditions leave a size a single value.
+"""Sizes that a program fixes: whether conditions do, and what users are told.
 
 A range is halved while intervals prove that one half satisfies no condition; what is
 left is tried value by value.
 """
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from .conditions import Condition
-from .dims import bounds, evaluate
+from .dims import Size, bounds, evaluate, variables
+from .provenance import Place
 
 
 _TRIED = 64  # values that are tried one by one
+
+
+class ConstraintViolationError(ValueError):
+    """A size that was declared dynamic turned out to be fixed by the program.
+
+    Attributes:
+        name: the size.
+        value: what it must be; None where it is tied to another.
+    """
+
+    def __init__(self, text: str, name: str = "", value: int | None = None):
+        super().__init__(text)
+        self.name, self.value = name, value
+
+
+@dataclasses.dataclass(frozen=True)
+class Symbol:
+    """A named size.
+
+    Attributes:
+        name: as it appears in expressions, "t".
+        hint: its value in the call that is traced; None if only the device knows it.
+        origin: what it was read off, "x.shape[0]".
+        is_strong: whether it must not become a constant.
+        is_named: whether the user gave it its name.
+        low: its smallest value.
+        high: its largest value, or None.
+    """
+
+    name: str
+    hint: int | None
+    origin: str
+    is_strong: bool = False
+    is_named: bool = True
+    low: int = 1
+    high: int | None = None
+
+
+def is_collapse(a: Any, b: Any) -> bool:
+    """Whether a == b leaves one value for a size, or ties it to another's."""
+    names = variables(a) | variables(b)
+    difference = a - b
+    text = str(getattr(difference, "expression", difference))
+    is_linear = not any(mark in text for mark in ("(", "^"))
+    products = [term for term in text.split() if sum(term.count(n) for n in names) > 1]
+    return is_linear and not products and len(names) <= 2
+
+
+def violation(
+    owner: str, symbols: Sequence[Symbol], needs: str, fix: str, place: Place
+) -> ConstraintViolationError:
+    """What a strong size gets that the program fixes.
+
+    Args:
+        owner: how errors name the function.
+        symbols: the sizes that are fixed, alone or to each other.
+        needs: what the program needs, "t == 12".
+        fix: what to declare, "t = 12".
+        place: who needs it.
+    """
+    symbol = symbols[0]
+    what = f"({symbol.origin} = {symbol.hint}) was declared dynamic"
+    remedy = f'declare "{fix}"'
+    if not symbol.is_named:
+        what = f"({symbol.origin} = {symbol.hint}) was marked as dynamic"
+        remedy = "mark it with px.maybe_dynamic or px.static"
+    return ConstraintViolationError(
+        f"{owner}: {symbol.name!r} {what}, but the program needs {needs}.\n"
+        f"  at {place}\n"
+        f"Suggested fix: {remedy}, or let the program work for any {symbol.name}.",
+        symbol.name,
+        symbol.hint if len(symbols) == 1 else None,
+    )
+
+
+def fix_of(a: Any, b: Any, symbols: Sequence[Symbol]) -> str:
+    """What to declare where a == b: "t = 12", "a = b"."""
+    if len(symbols) == 1:
+        return f"{symbols[0].name} = {symbols[0].hint}"
+    return f"{a} = {b}" if isinstance(a, Size) else f"{b} = {a}"
+
+
+def in_words(a: Any, b: Any, symbols: Sequence[Symbol]) -> str:
+    """That a == b fixed a size which may give way."""
+    weak = next(symbol for symbol in symbols if not symbol.is_strong)
+    what = "a constant" if len(symbols) == 1 else "tied to another"
+    value = f" = {weak.hint}" if ".shape[" in weak.origin else ""  # not n + 1
+    origin = f"{weak.name} ({weak.origin}{value})"
+    return f"{origin} became {what}: the program needs {a} == {b}"
 
 
 def only_value(

@@ -19,8 +19,8 @@ from jax.core import Tracer
 
 from ._jax import accept_as_boolean, primitive_that_stays
 from .dims import asker, is_asked_by_jax
+from .float_formulas import COMPARISONS
 from .provenance import user_place
-from .reals import COMPARISONS
 
 
 _OPPOSITE = {"==": "!=", "!=": "==", ">=": "<", "<": ">=", "<=": ">", ">": "<="}
@@ -49,6 +49,9 @@ class Condition:
 
     def __bool__(self) -> bool:
         return self.assumptions.decide(self, asker())
+
+    def __index__(self) -> int:
+        return int(bool(self))
 
     def dimension_as_value(self) -> Any:
         """The truth value as a scalar at run time, under JAX's name for sizes'."""

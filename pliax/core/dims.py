@@ -258,7 +258,7 @@ def _divides_negatively(divisor: Any, size: Size) -> bool:
     """
     if not isinstance(divisor, int) or divisor >= 0:
         return False
-    return size.assumptions.proves(size % -divisor, "==", 0) is True
+    return size.assumptions.is_divided(size, -divisor, asker())
 
 
 def _is_shift(x: Any) -> bool:

@@ -36,7 +36,15 @@ from ._jax import (
     may_call_equal_sizes_different,
 )
 from .callers import asks_if_all_are_equal, hashes_harmlessly
-from .collapse import only_value
+from .collapse import (
+    ConstraintViolationError as ConstraintViolationError,
+    Symbol as Symbol,
+    fix_of,
+    in_words,
+    is_collapse,
+    only_value,
+    violation,
+)
 from .conditions import Condition, opposite, proven, remaining
 from .config import dynamic_log, guards_log
 from .decisions import Decision, comparison_key, key_of
@@ -55,47 +63,11 @@ from .dims import (
 from .provenance import Place, user_place
 
 
-class ConstraintViolationError(ValueError):
-    """A size that was declared dynamic turned out to be fixed by the program.
-
-    Attributes:
-        name: the size.
-        value: what it must be; None where it is tied to another.
-    """
-
-    def __init__(self, text: str, name: str = "", value: int | None = None):
-        super().__init__(text)
-        self.name, self.value = name, value
-
-
 class UnknownSizeError(ValueError, TypeError):
     """A question about a size that only the device knows.
 
     Also a TypeError, which JAX expects of what is no integer.
     """
-
-
-@dataclasses.dataclass(frozen=True)
-class Symbol:
-    """A named size.
-
-    Attributes:
-        name: as it appears in expressions, "t".
-        hint: its value in the call that is traced; None if only the device knows it.
-        origin: what it was read off, "x.shape[0]".
-        is_strong: whether it must not become a constant.
-        is_named: whether the user gave it its name.
-        low: its smallest value.
-        high: its largest value, or None.
-    """
-
-    name: str
-    hint: int | None
-    origin: str
-    is_strong: bool = False
-    is_named: bool = True
-    low: int = 1
-    high: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,6 +202,10 @@ class Assumptions:
         known = self.symbols.values()
         return {s.name: (s.low, s.high or LARGEST) for s in known}
 
+    def range_of(self, size: Size) -> tuple[Any, Any]:
+        """An interval that holds every value of a size, both ends inclusive."""
+        return bounds(size, self.ranges)
+
     # --- questions --------------------------------------------------------------------
 
     def compare(self, a: Any, relation: str, b: Any, frame: FrameType) -> Any:
@@ -270,6 +246,17 @@ class Assumptions:
             is_zero = asked
         if is_zero:
             raise ZeroDivisionError("integer division or modulo by zero")
+
+    def is_divided(self, size: Size, divisor: int, frame: FrameType) -> bool:
+        """Whether an integer divides a size: as is known, or JAX asks under a guard."""
+        condition = Condition("==", (size % divisor, 0), self)
+        answer = proven(condition)
+        if answer is None and is_inside(frame) and self.has_hints(condition):
+            answer = self.decide(condition, frame)
+        if answer:
+            rest = size - divisor * (size // divisor)
+            self._known["==", _expression(rest)] = True
+        return answer is True
 
     def _must_know(self, a: Any, b: Any, frame: FrameType) -> bool:
         """Whether JAX goes on otherwise where two sizes are equal, and is right to."""
@@ -539,13 +526,13 @@ class Assumptions:
     def _refuse_collapse(self, a: Any, b: Any, place: Place) -> None:
         """A strong size that must equal a constant, or another size, is an error."""
         names = sorted(variables(a) | variables(b))
-        strong = [name for name in names if self.symbols[name].is_strong]
-        if not _is_collapse(a, b):
+        if not is_collapse(a, b):
             return
-        if not strong or len(strong) < len(names):
-            self._tell_collapse(a, b, names, place)
-            return
-        self._violate(strong, f"{a} == {b}", self._fix(a, b, strong), place)
+        symbols = [self.symbols[name] for name in names]
+        if symbols and all(symbol.is_strong for symbol in symbols):
+            self._violate(symbols, f"{a} == {b}", fix_of(a, b, symbols), place)
+        self.collapsed.append(f"{in_words(a, b, symbols)}\n  at {place}")
+        dynamic_log.debug("%s: %s", self.owner, self.collapsed[-1])
 
     def _refuse_one_value(self, condition: Condition, place: Place) -> None:
         """Refuses equalities that together leave a strong size one value.
@@ -565,45 +552,13 @@ class Assumptions:
         value = only_value([*conditions, condition], name, low, high)
         if value is not None and value not in (low, high):
             needs = " and ".join(map(str, (*conditions, condition)))
-            self._violate([name], needs, f"{name} = {value}", place)
+            self._violate([symbol], needs, f"{name} = {value}", place)
 
     def _violate(
-        self, names: Sequence[str], needs: str, fix: str, place: Place
+        self, symbols: Sequence[Symbol], needs: str, fix: str, place: Place
     ) -> None:
-        """Raises what a strong size gets that the program fixes."""
-        symbol = self.symbols[names[0]]
-        what, value = f"({symbol.origin} = {symbol.hint}) was declared dynamic", None
-        if len(names) == 1:
-            value = symbol.hint
-        fix = f'declare "{fix}"'
-        if not symbol.is_named:
-            what = f"({symbol.origin} = {symbol.hint}) was marked as dynamic"
-            fix = "mark it with px.maybe_dynamic or px.static"
-        self.violation = ConstraintViolationError(
-            f"{self.owner}: {symbol.name!r} {what}, but the program needs {needs}.\n"
-            f"  at {place}\n"
-            f"Suggested fix: {fix}, or let the program work for any {symbol.name}.",
-            symbol.name,
-            value,
-        )
+        self.violation = violation(self.owner, symbols, needs, fix, place)
         raise self.violation
-
-    def _tell_collapse(
-        self, a: Any, b: Any, names: Sequence[str], place: Place
-    ) -> None:
-        """Logs that a size which may give way has done so."""
-        weak = next(name for name in names if not self.symbols[name].is_strong)
-        what = "a constant" if len(names) == 1 else "tied to another"
-        origin, hint = self.symbols[weak].origin, self.symbols[weak].hint
-        value = f" = {hint}" if ".shape[" in origin else ""  # not n + 1, if s0 is that
-        text = f"{weak} ({origin}{value}) became {what}: the program needs {a} == {b}"
-        self.collapsed.append(f"{text}\n  at {place}")
-        dynamic_log.debug("%s: %s", self.owner, self.collapsed[-1])
-
-    def _fix(self, a: Any, b: Any, names: Sequence[str]) -> str:
-        if len(names) == 1:
-            return f"{names[0]} = {self.symbols[names[0]].hint}"
-        return f"{a} = {b}" if isinstance(a, Size) else f"{b} = {a}"
 
 
 _OF_EACH_SIZE = 3  # equal hashes: a set compares its elements, under guards
@@ -657,13 +612,3 @@ def _ranges(symbols: Mapping[str, Symbol]) -> list[str]:
     lows = [f"{s.name} >= {s.low}" for s in symbols.values() if s.low > 1]
     highs = [f"{s.name} <= {s.high}" for s in symbols.values() if s.high is not None]
     return lows + highs
-
-
-def _is_collapse(a: Any, b: Any) -> bool:
-    """Whether a == b leaves one value for a size, or ties it to another's."""
-    names = variables(a) | variables(b)
-    difference = _expression(a) - _expression(b)
-    text = str(difference)
-    is_linear = not any(mark in text for mark in ("(", "^"))
-    products = [term for term in text.split() if sum(term.count(n) for n in names) > 1]
-    return is_linear and not products and len(names) <= 2

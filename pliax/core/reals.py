@@ -9,47 +9,35 @@ stays. Where Python has no float for an answer (a root of what is negative, a di
 by a float that is 0, what is too large) there is NaN or infinity.
 """
 
+import math
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.core import ShapedArray
 
-from ._jax import Primitive, accept_as_float, as_weak
-
-
-_UNARY: dict[str, Callable[[Any], Any]] = {"negative": operator.neg, "abs": abs}
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "//": jnp.floor_divide,
-    "%": jnp.remainder,
-    "**": jnp.power,
-}
-COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-type Formula = tuple[Any, ...]  # in postfix notation: numbers, places of sizes, names
+from ._jax import Primitive, accept_as_float
+from .float_formulas import (
+    COMPARISONS,
+    OF_ARRAYS,
+    Formula,
+    in_python,
+    is_monotone,
+    joined,
+    quotient,
+    where_true,
+)
 
 
 class Real:
     """A float that is known when sizes are.
 
     Attributes:
-        formula: numbers, the places of sizes as tuples of one, and operations, each
-            after its operands.
+        formula: how it is computed of sizes (`float_formulas.py`).
         sizes: those that the formula is about.
         is_weak: whether its type gives way, as a Python float's; NumPy's does not.
     """
@@ -124,6 +112,22 @@ class Real:
     def __abs__(self) -> Any:
         return _joined("abs", [self])
 
+    def __floor__(self) -> Any:
+        integers = self._quotient()
+        return operator.floordiv(*integers) if integers else math.floor(float(self))
+
+    def __ceil__(self) -> Any:
+        integers = self._quotient()
+        return -(-integers[0] // integers[1]) if integers else math.ceil(float(self))
+
+    def _quotient(self) -> tuple[Any, Any] | None:
+        """The two integers or sizes, below 2^31, whose quotient is rounded here."""
+        parts = quotient(self.formula)
+        if parts is None or any(isinstance(x, int) and abs(x) >= 2**31 for x in parts):
+            return None
+        a, b = (self.sizes[x[0]] if isinstance(x, tuple) else x for x in parts)
+        return a, b
+
     def __round__(self, digits: int | None = None) -> Any:
         return round(self.__jax_array__(), digits)
 
@@ -149,13 +153,16 @@ class Real:
         return hash(float(self))
 
     def __bool__(self) -> bool:
-        return bool(self.__jax_array__())
+        return bool(self != 0.0)
 
     def __float__(self) -> float:
-        return float(self.__jax_array__())
+        """Python's float, for which each size becomes a constant."""
+        return float(in_python(self.formula, [float(n) for n in self.sizes]))
 
     def __int__(self) -> int:
-        return int(self.__jax_array__())
+        return int(float(self))
+
+    __trunc__ = __int__
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("aval", "weak_type") and not hasattr(jax.Array, name):
@@ -195,16 +202,18 @@ accept_as_float(Real)
 def combine(operation: str, a: Any, b: Any) -> Any:
     """Two operands joined: a Real where both are numbers, else an array.
 
-    A comparison is an array as well: what it says is known on the device.
+    A comparison is one of sizes where that says the same, else an array: what it says
+    is known on the device.
     """
     if _is_number(a) and _is_number(b):
         if operation in ("/", "//", "%"):
             _refuse_zero(b)
-        found = _joined(operation, (a, b))
-        return _truth(found) if operation in COMPARISONS else found
+        if operation in COMPARISONS:
+            return _compared(operation, a, b)
+        return _joined(operation, (a, b))
     value = _as_float if isinstance(a, np.floating) else _as_array
     value = _as_float if isinstance(b, np.floating) else value
-    join = _BINARY.get(operation) or COMPARISONS[operation]
+    join = OF_ARRAYS.get(operation) or COMPARISONS[operation]
     found = join(value(a), value(b))
     stays = operation in COMPARISONS or any(
         isinstance(x, np.generic | np.ndarray) for x in (a, b)
@@ -249,13 +258,40 @@ def _truth(real: "Real") -> jax.Array:
 
 
 def _joined(operation: str, operands: Sequence[Any]) -> "Real":
-    formula: Formula = ()
-    sizes: tuple[Any, ...] = ()
     reals = [_real_of(x) for x in operands]
-    for real in reals:
-        formula += _moved(real.formula, len(sizes))
-        sizes += real.sizes
-    return Real((*formula, operation), sizes, is_weak=all(x.is_weak for x in reals))
+    counts = [len(x.sizes) for x in reals]
+    formula = joined(operation, [x.formula for x in reals], counts)
+    sizes = tuple(n for x in reals for n in x.sizes)
+    return Real(formula, sizes, is_weak=all(x.is_weak for x in reals))
+
+
+_TURNED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "=="}
+
+
+def _compared(operation: str, a: Any, b: Any) -> Any:
+    """A comparison as one of a size with integers, if it can be, else as an array."""
+    if operation == "!=":
+        equal = _compared("==", a, b)
+        return not equal if isinstance(equal, bool) else ~equal
+    real, other, relation = _real_of(a), _real_of(b), operation
+    if not real.sizes:
+        real, other, relation = other, real, _TURNED[operation]
+    if not other.sizes and is_monotone(real.formula):
+        (size,), (bound,) = real.sizes, other.formula
+        ends = size.assumptions.range_of(size)
+        found = where_true(real.formula, relation, bound, *ends)
+        if found is not None:
+            return _lies_between(size, *found, operation == "==")
+    return _truth(_joined(operation, (a, b)))
+
+
+def _lies_between(size: Any, first: int, last: int, is_equality: bool) -> Any:
+    """Whether a size is one of some in a row: True, False or a condition."""
+    if first > last:
+        return False
+    if is_equality and first == last:
+        return size == first
+    return (size >= first) & (size <= last)
 
 
 def is_real(x: Any) -> bool:
@@ -280,11 +316,6 @@ def _real_of(x: Any) -> Real:
         return Real(((0,),), (x,))
     is_numpys = isinstance(x, np.generic)
     return Real((x.item() if is_numpys else x,), (), is_weak=not is_numpys)
-
-
-def _moved(formula: Formula, by: int) -> Formula:
-    """The same formula where its sizes stand further behind."""
-    return tuple((x[0] + by,) if isinstance(x, tuple) else x for x in formula)
 
 
 def _as_float(x: Any) -> Any:
@@ -312,40 +343,3 @@ def _bound(real: "Real", dtype: Any, *, is_weak: bool) -> jax.Array:
 
 
 real_p.def_abstract_eval(_type_of)
-
-
-def computed(
-    formula: Formula, sizes: Sequence[Any], dtype: Any, is_weak: bool
-) -> jax.Array:
-    """The value of a formula, rounded once.
-
-    Args:
-        formula: of a Real, or a comparison.
-        sizes: int64 scalars.
-        dtype: of the result.
-        is_weak: whether its type gives way, as that of a Python float.
-    """
-    with jax.enable_x64(True):
-        values = [x.astype(np.float64) for x in sizes]
-        stack: list[Any] = []
-        for x in formula:
-            if isinstance(x, str):
-                function, count = _function(x)
-                stack[-count:] = [function(*stack[-count:])]
-            elif isinstance(x, tuple):
-                stack.append(values[x[0]])
-            else:  # XLA divides by a constant as it multiplies, rounded twice
-                stack.append(lax.optimization_barrier(jnp.float64(x)))
-        (found,) = stack
-        if not is_weak or dtype == np.dtype(bool):
-            return found.astype(dtype)
-        return as_weak(found, dtype)
-
-
-def _function(name: str) -> tuple[Callable[..., Any], int]:
-    """An operation of a formula, and how many operands it has."""
-    if name in _UNARY:
-        return _UNARY[name], 1
-    if name in _BINARY or name in COMPARISONS:
-        return _BINARY.get(name) or COMPARISONS[name], 2
-    return getattr(jnp, name), getattr(np, name).nin

@@ -18,6 +18,7 @@ from ._jax import (
     compare_types_by_size,
     concrete_by_size,
     equiv_by_size,
+    iterate_by_size,
     search_by_size,
     shuffle_by_size,
     sort_orders,
@@ -87,9 +88,15 @@ def is_one(n: Any) -> bool:
     return asked.assumptions.decide(asked, sys._getframe(), may_collapse=True)
 
 
+def rows(n: Size) -> int:
+    """How many rows an array has that somebody iterates over."""
+    return n.assumptions.as_integer(n, "by iteration", sys._getframe())
+
+
 search_by_size(Size, searched)
 shuffle_by_size(Size, shuffled)
 concrete_by_size(Size)
 equiv_by_size(Size)
 compare_types_by_size(Size, is_asked_by_jax)
 squeeze_by_size(Size, is_one)
+iterate_by_size(Size, rows)

@@ -209,6 +209,47 @@ def test_the_line_is_the_users_where_numpy_asks():
         f(counting(3))
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: sum(row for row in x),
+        lambda x: jnp.stack([*x][::-1]),
+        lambda x: jnp.stack([2 * row for row in reversed(x)]),
+        lambda x: dict(enumerate(x)),
+    ],
+    ids=["loop", "star", "reversed", "enumerate"],
+)
+def test_iteration_needs_the_number_of_rows(f):
+    with pytest.raises(px.ConstraintViolationError, match=rf"{__file__}:\d+ in"):
+        px.compile(f, dims={"x": "t"})(counting(3))
+    g = px.compile(f, dynamic=True)
+    for t in (3, 4, 3):
+        jax.tree.map(same, g(counting(t)), jax.jit(f)(counting(t)))
+    assert g.stats.traces == 2
+    assert {x.condition for x in g.guards} == {"s0 == 3", "s0 == 4"}
+
+
+def test_a_truth_about_sizes_is_an_integer_to_python():
+    def f(x):
+        is_long = x.shape[0] > 4
+        return x * int(is_long) + [1, 2][is_long] + float(is_long)
+
+    g = px.compile(f, dims={"x": "t"})
+    for t in (3, 4, 5, 9):
+        same(g(counting(t)), f(counting(t)))
+    assert {x.condition for x in g.guards} == {"t <= 4", "t > 4"}
+
+
+@pytest.mark.parametrize("shape", [(2, -1), (-1, 2), (1, 2, -1)])
+def test_a_reshape_leaves_one_guard_as_users_write_it(shape):
+    f = px.compile(lambda x: x.reshape(shape), dims={"x": "t"})
+    for t in (12, 6, 2):
+        same(f(counting(t)), counting(t).reshape(shape))
+    assert [x.condition for x in f.guards] == ["t % 2 == 0"]
+    with pytest.raises(TypeError, match="cannot reshape"):
+        f(counting(7))
+
+
 def test_an_undeclared_size_that_becomes_a_constant_specialises():
     f = px.compile(lambda x: x * len(x), dynamic=True)
     for t in (3, 4, 3):

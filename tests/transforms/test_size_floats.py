@@ -1,15 +1,17 @@
 """Floats computed from sizes are Python's, and NumPy's where NumPy computes them."""
 
+import math
 import operator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import assume, given, strategies as st
+from hypothesis import assume, example, given, strategies as st
 from jax import lax
 
 import pliax as px
+from pliax.core.float_formulas import COMPARISONS, is_monotone, where_true
 
 
 SIZES = (2, 3, 7, 49, 1000)
@@ -64,6 +66,7 @@ def is_fine(formula, n):
 
 
 @given(formula=FORMULAS)
+@example(formula=("-", 0.7, ("*", "n", 0.1)))  # which XLA would compute in one step
 def test_a_float_of_sizes_is_pythons_rounded_once(formula):
     assume(all(is_fine(formula, n) for n in SIZES))
     assume(not all(isinstance(value(formula, n), int) for n in SIZES))
@@ -143,21 +146,100 @@ def test_a_float_goes_where_a_float_of_pythons_goes(use):
     agree(use, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda x: x * 2 if x.shape[0] / 2 > 2 else x,
-        lambda x: jnp.arange(x.shape[0] * 0.5),
-        lambda x: x * max(x.shape[0] / 3, 1.0),
-        lambda x: x * {1.5: 2.0}.get(x.shape[0] / 2, 1.0),
-    ],
-    ids=["branch", "arange", "max", "key"],
-)
+VALUES = {
+    "float": lambda x: x * float(x.shape[0] / 2),
+    "int": lambda x: x[: int(x.shape[0] * 0.8)],
+    "math": lambda x: x * math.sqrt(x.shape[0] / 2),
+    "key": lambda x: x * {1.5: 2.0}.get(x.shape[0] / 2, 1.0),
+    "floor": lambda x: x[: math.floor(x.shape[0] ** 0.5)],
+    "trunc": lambda x: x[: math.trunc(x.shape[0] / 2)],
+    "numpy": lambda x: x * (np.arange(x.shape[0], dtype=np.float32)),
+}
+
+
+@pytest.mark.parametrize("use", VALUES.values(), ids=VALUES)
 def test_what_needs_the_float_itself_is_compiled_for_each_size(use):
-    f = px.compile(use, dims={"x": "t"})
+    f = px.compile(use, dynamic=True)
     for n in SIZES:
-        np.testing.assert_allclose(f(np.ones(n)), jax.jit(use)(np.ones(n)), rtol=1e-6)
+        x = np.ones(n, np.float32)
+        np.testing.assert_allclose(f(x), jax.jit(use)(x), rtol=1e-6)
+    with pytest.raises(px.ConstraintViolationError, match=r"needs t == 7\.\n  at"):
+        px.compile(use, dims={"x": "t"})(np.ones(7, np.float32))
+
+
+def test_what_jax_needs_of_a_float_is_served_for_each_size():
+    f = px.compile(lambda x: jnp.arange(x.shape[0] * 0.5), dims={"x": "t"})
+    for n in SIZES:
+        np.testing.assert_array_equal(f(np.ones(n)), np.arange(n * 0.5))
     assert "size by size" in f.explain()
+
+
+# Questions about floats ----------------------------------------------------------------
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from("+-*/"), st.booleans(), NUMBERS), min_size=1, max_size=4
+)
+RELATIONS = st.sampled_from(["<", "<=", ">", ">=", "==", "!="])
+
+
+def chained(steps, n):
+    """A formula in which n stands once, and in no divisor."""
+    for operation, is_first, number in steps:
+        pair = (number, n) if is_first and operation != "/" else (n, number)
+        n = OPERATIONS[operation](*pair)
+    return n
+
+
+@given(steps=STEPS, relation=RELATIONS, near=st.integers(1, 1000))
+def test_a_question_about_one_float_is_a_guard_on_its_size(steps, relation, near):
+    bound = chained(steps, near)
+    assume(isinstance(bound, float))
+    ask = COMPARISONS[relation]
+
+    def f(x):
+        return x[0] * (2.0 if ask(chained(steps, x.shape[0]), bound) else 1.0)
+
+    compiled = px.compile(f, dynamic=True)
+    for n in (near, near + 1, max(near - 1, 1), 1001):
+        assert compiled(np.ones(n, np.float32)) == f(np.ones(n, np.float32)), n
+    assert compiled.stats.traces <= 3
+    for trace in compiled.traces:
+        px.validate_guards(trace)
+
+
+@given(steps=STEPS, relation=RELATIONS, bound=NUMBERS, low=st.integers(-50, 50))
+def test_where_a_monotone_formula_exceeds_a_number_is_where_python_says(
+    steps, relation, bound, low
+):
+    formula = ((0,),)
+    for operation, is_first, number in steps:
+        is_first = is_first and operation != "/"
+        pair = (number, *formula) if is_first else (*formula, number)
+        formula = (*pair, operation)
+    assume(relation != "!=")
+    assert is_monotone(formula)
+    ends = where_true(formula, relation, bound, low, low + 60)
+    assert ends is not None
+    found = [n for n in range(low, low + 61) if ends[0] <= n <= ends[1]]
+    ask = COMPARISONS[relation]
+    values = [(n, chained(steps, n)) for n in range(low, low + 61)]
+    assert found == [n for n, x in values if ask(x, bound)]
+
+
+@given(k=st.sampled_from([2, 3, 7, 8, 1000]))
+def test_quotients_round_to_sizes(k):
+    agree(lambda x: jnp.zeros(math.ceil(x.shape[0] / k)) + 1, sizes=(2, 7, 8, 49, 1000))
+    agree(lambda x: jnp.zeros(1 + math.floor((x.shape[0] - 2) / k)))
+    agree(lambda x: jnp.zeros(math.ceil(k / x.shape[0])))
+
+
+def test_the_larger_of_floats_asks_them():
+    f = px.compile(lambda x: x * max(x.shape[0] / 3, 1.0), dims={"x": "t"})
+    for n in SIZES:
+        x = np.ones(n, np.float32)
+        np.testing.assert_array_equal(f(x), np.float32(max(n / 3, 1.0)) * x)
+    assert [str(g.condition) for t in f.traces for g in t.guards] == ["t <= 2", "t > 2"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pliax.core.reals import computed
+from pliax.core.float_formulas import on_the_device
 
 from .layouts import Bucket, Factors, Padded, product, same
 from .rules import bind, refuse, rule, sizes_of
@@ -158,7 +158,7 @@ def real_of_sizes(bucket: Bucket, eqn: Any) -> Padded:
     """A float that Python would have computed from sizes."""
     how = dict(eqn.params)
     sizes = [bucket.wide(n) for n in how.pop("sizes")]
-    return Padded(computed(sizes=sizes, **how), ())
+    return Padded(on_the_device(sizes=sizes, **how), ())
 
 
 @rule("iota")
