@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
@@ -41,6 +42,7 @@ class Condition:
     shape: ClassVar[tuple[int, ...]] = ()
     ndim: ClassVar[int] = 0
     dtype: ClassVar[Any] = np.dtype(np.bool_)
+    __array_ufunc__ = None  # NumPy leaves operators to us
 
     def __init__(self, operation: str, parts: tuple[Any, ...], assumptions: Any):
         self.operation = operation
@@ -120,6 +122,41 @@ class Condition:
 
 
 accept_as_boolean(Condition)
+
+
+def _integer(condition: Condition) -> jax.Array:
+    """The truth value as 0 or 1 at run time, of a type that gives way."""
+    return jnp.where(condition.__jax_array__(), 1, 0)
+
+
+_ARRAYS = jax.Array | np.ndarray | np.generic
+
+
+def _arithmetic(operation: Callable[..., Any]) -> tuple[Callable, Callable]:
+    """An operator of two, as Python's bool has it of integers, and its reflection."""
+
+    def of(a: Any, b: Any) -> Any:
+        if isinstance(b, _ARRAYS):
+            return operation(a.__jax_array__(), b)
+        return operation(_integer(a), _integer(b) if isinstance(b, Condition) else b)
+
+    def reflected(a: Any, b: Any) -> Any:
+        if isinstance(b, _ARRAYS):
+            return operation(b, a.__jax_array__())
+        return operation(b, _integer(a))
+
+    return of, reflected
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    _of, _reflected = _arithmetic(getattr(operator, _name))
+    setattr(Condition, f"__{_name}__", _of)
+    setattr(Condition, f"__r{_name}__", _reflected)
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(Condition, f"__{_name}__", _arithmetic(getattr(operator, _name))[0])
+for _name in ("neg", "pos", "abs"):
+    _of_one = getattr(operator, _name)
+    setattr(Condition, f"__{_name}__", lambda c, f=_of_one: f(_integer(c)))
 
 
 def _is_decidable(x: Any) -> bool:

@@ -158,7 +158,7 @@ class Size:
             return True
         other = _whole(other)
         if not _is_size(other):
-            return NotImplemented
+            return False if isinstance(other, np.floating) else NotImplemented
         return self.assumptions.compare(self, "==", other, asker())
 
     def __ne__(self, other: Any) -> Any:
@@ -166,7 +166,7 @@ class Size:
             return False
         other = _whole(other)
         if not _is_size(other):
-            return NotImplemented
+            return True if isinstance(other, np.floating) else NotImplemented
         return self.assumptions.compare(self, "!=", other, asker())
 
     def __ge__(self, other: Any) -> Any:
@@ -375,6 +375,16 @@ def is_remainder(size: Any) -> bool:
 def _is_remainder(source: str) -> bool:
     tree = ast.parse(source, mode="eval").body
     return isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Mod)
+
+
+def divided(remainder: Size) -> tuple[Any, Any]:
+    """The dividend and the divisor of a remainder: t and 8 of t % 8."""
+    tree = ast.parse(str(remainder), mode="eval").body
+    assert isinstance(tree, ast.BinOp)
+    own = {n: remainder.assumptions.parse(n)[0] for n in variables(remainder)}
+    names = {"__builtins__": {}, "max": larger, "min": smaller}
+    a, b = (eval(code(ast.unparse(x)), names, own) for x in (tree.left, tree.right))
+    return a, b
 
 
 def bounds(size: Any, ranges: Mapping[str, tuple[Any, Any]]) -> tuple[Any, Any]:

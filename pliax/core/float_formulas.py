@@ -132,8 +132,10 @@ def quotient(formula: Formula) -> tuple[Any, Any] | None:
     """The dividend and the divisor of a formula that is one division of integers."""
     if len(formula) != 3 or formula[2] != "/":
         return None
-    is_exact = all(isinstance(x, int | tuple) for x in formula[:2])
-    return formula[:2] if is_exact else None
+    a, b = (
+        int(x) if isinstance(x, float) and x.is_integer() else x for x in formula[:2]
+    )
+    return (a, b) if isinstance(a, int | tuple) and isinstance(b, int | tuple) else None
 
 
 def is_monotone(formula: Formula) -> bool:
@@ -168,25 +170,29 @@ def where_true(
         None where a formula has no finite number at one of the ends.
     """
     ends = [in_python(formula, [n]) for n in (low, high)]
-    if not all(abs(x) < math.inf for x in (*ends, bound)):  # nor NaN
+    if not all(abs(x) < math.inf for x in ends):  # nor NaN
         return None
-    falls = ends[0] > ends[1]
+    if bound != bound:  # NaN, which nothing is less, equal or more than
+        return low, low - 1
 
-    def first(relation: str) -> int:
-        """The first size for which a formula that rises, or its negative, is larger."""
-        return bisect.bisect_left(
-            range(low, high + 1),
-            True,
-            key=lambda n: COMPARISONS[relation](in_python(formula, [n]), bound),
+    def first(reaches: Callable[[Any, Any], bool]) -> int:
+        """The first size of those, up to the last, whose value reaches the bound."""
+        sizes = range(low, high + 1)
+        at = bisect.bisect_left(
+            sizes, True, key=lambda n: reaches(in_python(formula, [n]), bound)
         )
+        return low + at
 
-    least = first("<=" if falls else ">=") + low
-    most = first("<" if falls else ">") + low - 1
-    before, after = ("<=", ">=") if not falls else (">=", "<=")
+    if ends[0] <= ends[1]:
+        reached, passed = first(operator.ge), first(operator.gt)
+        below, above = "<", ">"
+    else:
+        reached, passed = first(operator.le), first(operator.lt)
+        below, above = ">", "<"  # which the formula is for the smaller, larger sizes
     return {
-        "==": (least, most),
-        before: (low, most),
-        before[0]: (low, least - 1),
-        after: (least, high),
-        after[0]: (most + 1, high),
+        below: (low, reached - 1),
+        f"{below}=": (low, passed - 1),
+        "==": (reached, passed - 1),
+        f"{above}=": (reached, high),
+        above: (passed, high),
     }[relation]

@@ -54,6 +54,7 @@ from .dims import (
     bounds,
     code,
     compares_for_the_user,
+    divided,
     evaluate,
     is_inside,
     is_remainder,
@@ -253,9 +254,6 @@ class Assumptions:
         answer = proven(condition)
         if answer is None and is_inside(frame) and self.has_hints(condition):
             answer = self.decide(condition, frame)
-        if answer:
-            rest = size - divisor * (size // divisor)
-            self._known["==", _expression(rest)] = True
         return answer is True
 
     def _must_know(self, a: Any, b: Any, frame: FrameType) -> bool:
@@ -518,10 +516,18 @@ class Assumptions:
         elif positive:
             self._narrow(key[1])
             self._narrow(-key[1])
+            self._learn_quotient(a, b)
         if condition.operation == "==":
             if not may_collapse:
                 self._refuse_collapse(a, b, place)
             self.equalities.append((a, b))
+
+    def _learn_quotient(self, a: Any, b: Any) -> None:
+        """Of t % 8 == 0, that 8 * (t // 8) is t."""
+        if is_remainder(a) and isinstance(b, int) and b == 0:
+            dividend, divisor = divided(a)
+            rest = _expression(dividend - divisor * (dividend // divisor))
+            self._known["==", rest] = self._known["==", -rest] = True
 
     def _refuse_collapse(self, a: Any, b: Any, place: Place) -> None:
         """A strong size that must equal a constant, or another size, is an error."""

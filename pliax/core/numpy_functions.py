@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .reals import Real, by_numpy
+from .reals import Real, as_scalars, by_numpy
 
 
 # The methods of a size by which it is the first operand, and the second.
@@ -53,6 +53,7 @@ def apply(
         return NotImplemented
     if any(isinstance(x, np.ndarray) and x.dtype == object for x in inputs):
         return ufunc(*(_in_an_array(x) if isinstance(x, kind) else x for x in inputs))
+    inputs = as_scalars(inputs)
     found = _by_operator(kind, ufunc, inputs)
     if found is NotImplemented:
         return by_numpy(ufunc, inputs)

@@ -183,7 +183,7 @@ class Real:
     ) -> Any:
         if method != "__call__" or options:
             return NotImplemented
-        return by_numpy(ufunc, inputs)
+        return by_numpy(ufunc, as_scalars(inputs))
 
     def dimension_as_value(self) -> jax.Array:
         """The float as a scalar that arrays can compute with (JAX's name for it)."""
@@ -229,11 +229,24 @@ def _refuse_zero(divisor: Any) -> None:
         raise ZeroDivisionError("float division by zero")
 
 
+def as_scalars(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The operands of a function of NumPy's, which makes arrays of its scalars."""
+    return tuple(
+        x[()] if isinstance(x, np.ndarray) and x.ndim == 0 else x for x in inputs
+    )
+
+
+_QUESTIONS = {"equal": "==", "not_equal": "!=", "less": "<", "less_equal": "<="}
+_QUESTIONS |= {"greater": ">", "greater_equal": ">="}
+
+
 def by_numpy(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Any:
     """What a function of NumPy's gives for a size or a Real: a type that stays."""
     name = ufunc.__name__
     if getattr(np, name, None) is not ufunc or not hasattr(jnp, name):
         return NotImplemented
+    if name in _QUESTIONS and all(map(_is_number, inputs)):
+        return _compared(_QUESTIONS[name], *inputs)
     kind = _kind(ufunc, inputs)
     if kind == "f":
         return _joined(name, inputs).as_typed()
@@ -286,7 +299,10 @@ def _compared(operation: str, a: Any, b: Any) -> Any:
 
 
 def _lies_between(size: Any, first: int, last: int, is_equality: bool) -> Any:
-    """Whether a size is one of some in a row: True, False or a condition."""
+    """Whether a size is one of some in a row: True, False or a condition.
+
+    An equality that leaves one size is one: of a declared size it is an error.
+    """
     if first > last:
         return False
     if is_equality and first == last:

@@ -232,6 +232,68 @@ def test_quotients_round_to_sizes(k):
     agree(lambda x: jnp.zeros(math.ceil(x.shape[0] / k)) + 1, sizes=(2, 7, 8, 49, 1000))
     agree(lambda x: jnp.zeros(1 + math.floor((x.shape[0] - 2) / k)))
     agree(lambda x: jnp.zeros(math.ceil(k / x.shape[0])))
+    agree(lambda x: jnp.zeros(math.ceil(x.shape[0] / float(k))))
+    agree(lambda x: jnp.zeros(-math.floor(x.shape[0] / -k)))
+
+
+TRUTHS = {
+    "plus an integer": lambda c, d, x: x * (c + 1),
+    "times a float": lambda c, d, x: x * (c * 2.0),
+    "from one": lambda c, d, x: x * (1 - c),
+    "halved": lambda c, d, x: x * (c / 2),
+    "counted": lambda c, d, x: x * sum([c, d, c]),
+    "in order": lambda c, d, x: x * (c < d) + (c >= d),
+    "negative": lambda c, d, x: x * -c,
+    "a result": lambda c, d, x: d + 1,
+    "with a size": lambda c, d, x: x * (x.shape[0] + d) * (c + x.shape[0]),
+    "with a float of a size": lambda c, d, x: x * (c * (x.shape[0] / 3)),
+    "power": lambda c, d, x: x ** (c + 1) + 2**d,
+    "a factor": lambda c, d, x: c * x + x * d,
+    "of an array of NumPy": lambda c, d, x: np.ones(3, np.float32) * c,
+    "of a number of NumPy": lambda c, d, x: np.float32(2) * c + d * np.float16(3),
+    "of booleans": lambda c, d, x: (c * jnp.ones(3, bool)) | d,
+    "of a complex number": lambda c, d, x: x * (c * 1j),
+}
+
+
+@pytest.mark.parametrize("use", TRUTHS.values(), ids=TRUTHS)
+@pytest.mark.usefixtures("standard_promotion")
+def test_truths_about_sizes_are_counted_as_python_counts(use):
+    agree(lambda x: use(x.shape[0] / 8 > 1, x.shape[0] > 3, x), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda n: n / 8 < math.inf,
+        lambda n: min(n / 8, math.inf) < 1e9,
+        lambda n: n / 8 == math.nan,
+        lambda n: n == np.float64(2.5),
+        lambda n: n * 0.5 < 10**400,
+        lambda n: np.float64(0.5) < n,
+    ],
+)
+def test_questions_with_one_answer_leave_no_guard(ask):
+    f = agree(lambda x: x if ask(x.shape[0]) else -x)
+    assert not f.guards
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda n: np.float64(7.5) <= n,
+        lambda n: np.float64(0.3) <= n * 0.1,
+        lambda n: np.less(n / 4, np.float64(2)),
+        lambda n: n * 0.1 >= 0.3,
+        lambda n: 3 - n * 0.5 > 0,
+    ],
+)
+def test_a_question_is_one_guard_from_either_side(ask):
+    f = px.compile(lambda x: x if ask(x.shape[0]) else -x, dims={"x": "t"})
+    for n in SIZES:
+        x = np.ones(n, np.float32)
+        np.testing.assert_array_equal(f(x), x if ask(n) else -x)
+    assert f.stats.traces == len(f.guards) == 2
 
 
 def test_the_larger_of_floats_asks_them():
