@@ -20,6 +20,8 @@ install_import_hook("pliax", "beartype.beartype")
 # Every trace that a test makes, here or in a process of its own, is proved: its guards
 # imply all that it relied upon.
 os.environ.setdefault("PLIAX_VALIDATE_GUARDS", "1")
+# Kernels in the interpreter of Mosaic GPU wait in threads of XLA, one a core otherwise.
+os.environ.setdefault("PJRT_NPROC", "16")
 
 _SLOW_BY_NATURE = [HealthCheck.too_slow, HealthCheck.differing_executors]
 settings.register_profile(

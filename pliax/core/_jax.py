@@ -417,3 +417,48 @@ def is_pvary(eqn: Any) -> bool:
 def whole_tracebacks() -> Any:
     """A context in which errors keep the frames of JAX that they came through."""
     return _config.traceback_filtering("off")
+
+
+def load_elements(ref: Any, index: Any, dtype: Any, layout: Any) -> Any:
+    """In a Mosaic GPU kernel: elements of an array in global memory, one by one.
+
+    Args:
+        ref: The array, of one dimension.
+        index: A tile of indices inside it, int32.
+        dtype: The array's.
+        layout: How the tile lies in registers.
+    """
+    import jax.experimental.mosaic.gpu as mosaic
+    import jax.experimental.pallas.mosaic_gpu as plgpu
+    import numpy as np
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import arith, llvm, memref, vector
+
+    signed = jnp.issubdtype(dtype, jnp.signedinteger) or None
+    if jnp.issubdtype(dtype, jnp.unsignedinteger):
+        signed = False
+
+    inline: Any = plgpu.inline_mgpu
+
+    @inline(
+        arg_types=(plgpu.RefType(), layout),
+        return_type=plgpu.ShapeDtypeStruct(index.shape, dtype, layout=layout),
+    )
+    def load(_: Any, ref: Any, index: Any) -> Any:
+        element = ir.MemRefType(ref.type).element_type
+        registers = np.empty_like(index.registers)
+        for place, places in np.ndenumerate(index.registers):
+            (count,) = ir.VectorType(places.type).shape
+            found = llvm.mlir_undef(ir.VectorType.get((count,), element))
+            for i in range(count):
+                at = {"dynamic_position": [], "static_position": [i]}
+                where = arith.index_cast(
+                    ir.IndexType.get(), vector.extract(places, **at)
+                )
+                found = vector.insert(memref.load(ref, [where]), found, **at)
+            registers[place] = found
+        return mosaic.FragmentedArray(
+            _registers=registers, _layout=index.layout, _is_signed=signed
+        )
+
+    return load(ref, index)

@@ -55,9 +55,54 @@ class AuxOutput:
     max_scores: Leaf = None
 
 
+@dataclass(frozen=True)
+class _Arguments:
+    """What a backend may refuse."""
+
+    arrays: tuple[Any, Any, Any]
+    score_mod: Any
+    block_mask: Any
+    options: dict[str, int]
+
+
 def _anything(arguments: Any) -> None:
     """Plain JAX takes every argument that passed the checks."""
     return
+
+
+def _refused_by_mosaic_gpu(arguments: _Arguments) -> str | None:
+    from .mosaic_gpu_limits import refusal  # loads Pallas, which takes a second
+
+    mods = arguments.score_mod, arguments.block_mask
+    interpret = "interpret" in arguments.options
+    return refusal(arguments.arrays, *mods, interpret=interpret)
+
+
+def _attend_mosaic_gpu(query: Array, key: Array, value: Array, **rest: Any) -> Any:
+    """The fused kernels; gradients of what `score_mod` captured are `xla`'s."""
+    from . import mosaic_gpu, mosaic_gpu_vjp
+
+    mods = rest.pop("score_mod"), rest.pop("block_mask")
+    scale, options = rest["scale"], rest | {"interpret": "interpret" in rest}
+
+    def backward(arrays: Any, *args: Any) -> Any:
+        score_mod, block_mask, results, cotangents = args
+        gradients = mosaic_gpu_vjp.backward(arrays, *args, **options)
+        if not derivatives.floating_captures(score_mod):
+            return gradients, ()
+        query, key, _ = arrays
+        blocks = xla.layout(query, key, block_mask, scale=scale, splits=1)
+        found = xla.backward(blocks, arrays, score_mod, block_mask, results, cotangents)
+        return gradients, found[1]
+
+    def definition(arrays: Any, score_mod: Any, block_mask: Any) -> Any:
+        mods = {"score_mod": score_mod, "block_mask": block_mask}
+        return reference.attend(*arrays, **mods, scale=scale)
+
+    forward = partial(mosaic_gpu.forward, **options)
+    kernel = derivatives.Kernel(forward, backward, definition, multiplies_hidden=True)
+    kernel = bucketed.in_buckets(kernel, lambda query, key: (128, 128))
+    return derivatives.attend(kernel, (query, key, value), *mods)
 
 
 def _attend_xla(query: Array, key: Array, value: Array, **rest: Any) -> Any:
@@ -88,11 +133,19 @@ def _attend_xla(query: Array, key: Array, value: Array, **rest: Any) -> Any:
 
 BACKENDS = (
     Backend("reference", reference.attend, _anything, priority=0),
+    # Below xla until it leaves out what a mask hides, as that and the definition do.
+    Backend(
+        "mosaic_gpu",
+        _attend_mosaic_gpu,
+        _refused_by_mosaic_gpu,
+        priority=1,
+        options=("interpret",),
+    ),
     Backend(
         "xla",
         _attend_xla,
         _anything,
-        priority=1,
+        priority=2,
         options=("block_q", "block_kv", "splits"),
     ),
 )
@@ -134,12 +187,16 @@ def flex_attention(
             temperature belongs into `score_mod`.
         enable_gqa: Allow H to be a multiple of K; query head h uses key head h K // H.
         return_aux: Which extra results to return. Without it, the output alone.
-        implementation: "reference" (the definition, quadratic memory) or "xla" (blocks,
-            linear memory). None takes the fastest that supports the arguments; a name
-            never falls back.
+        implementation: "reference" (the definition, quadratic memory), "xla" (blocks,
+            linear memory) or "mosaic_gpu" (fused kernels for Hopper GPUs, bfloat16 and
+            float16; a key that the mask hides must be finite, for its weight is 0 and
+            0 times NaN is not). None takes "xla"; a name never falls back.
         kernel_options: For "xla": `block_q`, `block_kv`, queries and keys of a block
             when there is no block_mask; `splits`, parts the keys are cut into, which
-            fewer than 128 queries have several of on a GPU by default.
+            fewer than 128 queries have several of on a GPU by default. For
+            "mosaic_gpu": `interpret`, 1 to run the kernels in JAX's interpreter, on any
+            device, slowly. Its kernels wait for each other in XLA's threads, of which a
+            CPU has one a core: set the environment's PJRT_NPROC to 16.
 
     Returns:
         The output, (B, T, H, V), in the query's dtype; with `return_aux` the pair
@@ -170,12 +227,15 @@ def flex_attention(
         check_block_mask(query, key, block_mask)
     dtype = softmax_dtype(query.dtype)
     scale = check_scale(scale, query.shape[-1], dtype)
-    backend = choose("flex_attention", BACKENDS, None, implementation)
     options = check_kernel_options(kernel_options, block_mask)
+    arrays = query, key, value
+    score_mod = close_score_mod(score_mod, dtype, varying_axes(*arrays))
+    arguments = _Arguments(arrays, score_mod, block_mask, options)
+    backend = choose("flex_attention", BACKENDS, arguments, implementation)
     check_options("flex_attention", backend, options)
     out, lse, maximum = _run_on_auto_axes(
-        (query, key, value),
-        close_score_mod(score_mod, dtype, varying_axes(query, key, value)),
+        arrays,
+        score_mod,
         block_mask,
         name=backend.name,
         scale=scale,

@@ -254,7 +254,7 @@ def check_kernel_options(kernel_options: Any, block_mask: Any) -> dict[str, int]
             f"flex_attention: kernel_options must be at least 1, found {wrong}.\n"
             f"{remedy}"
         )
-    blocks = {name: n for name, n in options.items() if name != "splits"}
+    blocks = {name: n for name, n in options.items() if name.startswith("block_")}
     if blocks and block_mask is not None:
         raise ValueError(
             f"flex_attention: kernel_options {blocks} were given together with a "

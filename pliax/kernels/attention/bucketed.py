@@ -76,7 +76,9 @@ def _forward(
     score_mod: Any,
     block_mask: Any,
 ) -> Any:
-    _, mods = _inside(here, blocks, shapes, arrays, score_mod, block_mask)
+    limits, mods = _inside(here, blocks, shapes, arrays, score_mod, block_mask)
+    if kernel.multiplies_hidden:
+        arrays = _finite(limits, arrays)
     return kernel.forward(arrays, *mods)
 
 
@@ -94,6 +96,8 @@ def _backward(
     limits, mods = _inside(here, blocks, shapes, arrays, score_mod, block_mask)
     out, maximum, log_sum = results
     maximum = jnp.where(_valid(limits, maximum.shape), maximum, -jnp.inf)
+    if kernel.multiplies_hidden:
+        arrays = _finite(limits, arrays)
     statistics = out, maximum, log_sum
     gradients, d_mod = kernel.backward(arrays, *mods, statistics, cotangents)
     found = {id(x): d for x, d in zip(floating_captures(mods[0]), d_mod, strict=True)}
@@ -121,6 +125,16 @@ def _limits(here: InBucket, shapes: Any) -> Limits:
     for size, name in ((H, "heads"), (K, "key heads"), (D, "channels"), (V, "values")):
         here.exact(size, f"the number of {name}")
     return limits_of(here, (B, None, T, S))
+
+
+def _finite(limits: Limits, arrays: Any) -> Any:
+    """Query, key and value with zeros where they are not valid."""
+    batch, _, queries, keys = limits
+    sides = (queries, keys, keys)
+    return tuple(
+        jnp.where(_valid((batch, None, n, None), x.shape[:3])[..., None], x, 0)
+        for x, n in zip(arrays, sides, strict=True)
+    )
 
 
 def _valid(limits: Limits, shape: tuple[int, ...]) -> Any:

@@ -33,11 +33,14 @@ class Kernel:
             d_lse))` to the gradients of the arrays and of the floating arrays
             `score_mod` captured.
         definition: The same meaning as `forward`, which JAX differentiates.
+        multiplies_hidden: Whether what a mask hides is multiplied by 0 and not left
+            out, so that it must be finite.
     """
 
     forward: Callable[..., Any]
     backward: Callable[..., Any]
     definition: Callable[..., Any]
+    multiplies_hidden: bool = False
 
 
 def attend(

@@ -1,0 +1,66 @@
+"""Block sizes of the Mosaic GPU kernels.
+
+Found on one H200 (bfloat16, 16 heads, 4,096 and 16,384 keys): with two warpgroups that
+take turns at the tensor cores 128 channels reach 625 TFLOP/s without a mod, without
+turns 573. With 64 channels the softmax takes longer than the products, and three
+warpgroups that each go at their own pace reach 457 where two reach 434.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a kernel is cut into pieces.
+
+    Attributes:
+        rows: Rows of scores of a warpgroup: one instruction takes 64.
+        columns: Columns of scores of a visit.
+        stages: Visits whose operands are in shared memory at once.
+        groups: Warpgroups that compute; one more moves data.
+        takes_turns: Whether one computes its softmax while the other has the tensor
+            cores. For two warpgroups.
+    """
+
+    rows: int = 64
+    columns: int = 128
+    stages: int = 2
+    groups: int = 2
+    takes_turns: bool = False
+
+    @property
+    def span(self) -> int:
+        """Rows of a thread block."""
+        return self.rows * self.groups
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of a thread that computes, and of one that moves data: 64K in all."""
+        return (160, 24) if self.groups == 3 else (232, 40)
+
+
+def forward_config(channels: int, blocks: tuple[int, int] | None) -> Config:
+    """The blocks of a forward pass.
+
+    Args:
+        channels: The larger of key's and value's, a multiple of 64.
+        blocks: The mask's, multiples of 64; None without a mask.
+    """
+    columns = 64 if channels > 128 or (blocks and blocks[1] % 128) else 128
+    if blocks is None and channels == 64:
+        return Config(columns=columns, groups=3)
+    groups = 1 if blocks and blocks[0] % 128 else 2
+    return Config(columns=columns, groups=groups, takes_turns=groups == 2)
+
+
+def backward_config(rows: str, channels: int, blocks: tuple[int, int] | None) -> Config:
+    """The blocks of a backward pass.
+
+    Args:
+        rows: What its rows are: queries, "q", or keys, "k".
+        channels: The larger of key's and value's, a multiple of 64.
+        blocks: Rows and columns of the mask's, multiples of 64; None without a mask.
+    """
+    wide = rows == "q" and channels <= 128 and not (blocks and blocks[1] % 128)
+    groups = 1 if channels > 128 or (blocks and blocks[0] % 128) else 2
+    return Config(columns=128 if wide else 64, groups=groups)

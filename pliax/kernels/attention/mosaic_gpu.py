@@ -1,0 +1,381 @@
+"""flex_attention on Hopper GPUs: a fused kernel of Pallas's Mosaic GPU, forward.
+
+A thread block has the queries of a row of tiles and visits the key blocks its mask
+lists, full ones first, in which `mask_mod` is not asked. One warpgroup moves keys and
+values into shared memory, ahead of the others, which each keep for 64 queries the
+maximum m, the sum l and the unnormalised output in registers:
+
+    s = score_mod(scale q k),  m' = max(m, s),  p = exp(s - m')
+    l = l exp(m - m') + sum(p),  o = o exp(m - m') + p v
+
+Two warpgroups take turns: while one computes its softmax the tensor cores work for the
+other. Without a mod the scale is part of the exponent. Of a key that the mask hides the
+weight is 0, and 0 times NaN is not: what nobody sees must be finite here.
+
+References:
+    Dao, "FlashAttention-2", 2023, Algorithm 1.
+    Shah et al., "FlashAttention-3", 2024, section 3.1 (warpgroups that take turns).
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from .block_mask import BlockMask
+from .configs import Config, forward_config
+from .mosaic_gpu_tiles import (
+    LOG2E,
+    Blocks,
+    ModOnTile,
+    Operands,
+    Tile,
+    Visits,
+    accumulate,
+    as_lists,
+    filled,
+    heads_first,
+    i32,
+    multiply,
+    operands,
+    run_kernel,
+    shared_memory,
+    zeros,
+)
+from .separation import MASK_MOD, SCORE_MOD
+
+
+CHANNELS = 64  # of a row in shared memory: 128 bytes, the widest swizzle
+ALIGNED = 8  # rows TMA moves together
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is static in a call.
+
+    Attributes:
+        scale: Factor of the products.
+        sizes: Sequences, query heads, queries and keys, by "bhqk".
+        key_heads: How many.
+        shares_keys: Whether all sequences have the same keys and values.
+        blocks: Queries and keys of a mask's block; None without a mask.
+        interpret: Whether JAX's interpreter runs the kernels.
+    """
+
+    scale: float
+    sizes: dict[str, int]
+    key_heads: int
+    shares_keys: bool
+    blocks: tuple[int, int] | None
+    interpret: bool
+
+    def place_of_keys(self, b: Any, h: Any) -> tuple[Any, Any]:
+        """Sequence and head of the keys that a query head sees."""
+        group = self.sizes["h"] // self.key_heads
+        return (i32(0) if self.shares_keys else b), lax.div(h, i32(group))
+
+
+def call_of(
+    arrays: Any, block_mask: BlockMask | None, *, scale: float, interpret: bool
+) -> Call:
+    """What is static in a call with these arrays."""
+    (B, T, H, _), (batch, S, K, _) = (x.shape for x in arrays[:2])
+    blocks = None if block_mask is None else block_mask.block_size
+    sizes = {"b": B, "h": H, "q": T, "k": S}
+    return Call(scale, sizes, K, batch < B, blocks, interpret)
+
+
+def aligned(x: Float[Array, "B S H D"]) -> Float[Array, "B S2 H D2"]:
+    """Filled with zeros up to what TMA moves; nobody sees those rows."""
+    return filled(filled(x, 3, CHANNELS), 1, ALIGNED)
+
+
+def forward(
+    arrays: Any,
+    score_mod: Any,
+    block_mask: BlockMask | None,
+    *,
+    scale: float,
+    interpret: bool = False,
+) -> tuple[Array, Array, Array, Array]:
+    """Output, log-sum-exp, maximum and logarithm of the sum, as a `Kernel` gives."""
+    call = call_of(arrays, block_mask, scale=scale, interpret=interpret)
+    query, key, value = map(aligned, arrays)
+    config = forward_config(max(key.shape[3], value.shape[3]), call.blocks)
+    blocks = {"q": config.span, "k": config.columns}
+    score, mask = mods_of(call, score_mod, block_mask, blocks)
+    lists = None if block_mask is None else block_mask.lists(transposed=False)
+    kernel = _Forward(call, config, score, mask, block_mask is not None, query.dtype)
+    out, maximum, log_sum = kernel(query, key, value, as_lists(lists))
+    T, V = call.sizes["q"], arrays[2].shape[3]
+    maximum, log_sum = (heads_first(x)[:, :T] for x in (maximum, log_sum))
+    return out[:, :T, :, :V], maximum + log_sum, maximum, log_sum
+
+
+def mods_of(
+    call: Call, score_mod: Any, block_mask: BlockMask | None, blocks: dict[str, int]
+) -> tuple[Operands | None, Operands | None]:
+    """The mods of a call, with the arrays a kernel is given for them."""
+    score = mask = None
+    if score_mod is not None:
+        score = operands(score_mod, SCORE_MOD, call.sizes, blocks)
+    if block_mask is not None:
+        mask = operands(block_mask.mask_mod, MASK_MOD, call.sizes, blocks)
+    return score, mask
+
+
+@dataclass(frozen=True)
+class _Forward:
+    call: Call
+    config: Config
+    score: Operands | None
+    mask: Operands | None
+    has_lists: bool
+    dtype: Any
+
+    def __call__(self, query: Array, key: Array, value: Array, lists: Any) -> Any:
+        B, T, H, D = query.shape
+        V, config = value.shape[3], self.config
+        mods = [x.arrays for x in (self.score, self.mask) if x is not None]
+        arrays = (query, key, value), tuple(lists), *mods
+        leaves, tree = jax.tree.flatten(arrays)
+        statistic = jax.ShapeDtypeStruct((B, H, T), jnp.float32)
+        barriers = partial(plgpu.Barrier, num_barriers=config.stages)
+        smem = partial(shared_memory, self.dtype)
+        scratch = (
+            smem(config.groups, config.rows, D),
+            smem(config.groups, config.rows, V) if V != D else (),
+            smem(config.stages, config.columns, D),
+            smem(config.stages, config.columns, V),
+            plgpu.SMEM((2, config.groups, config.rows), jnp.float32),
+            plgpu.Barrier(num_barriers=config.groups),
+            (barriers(), barriers()),
+            (
+                barriers(num_arrivals=config.groups),
+                barriers(num_arrivals=config.groups),
+            ),
+            plgpu.Barrier(num_arrivals=config.groups),
+        )
+
+        def body(refs: Any, scratch: Any) -> None:
+            arrays = jax.tree.unflatten(tree, refs[: len(leaves)])
+            _ThreadBlock(self, arrays, refs[len(leaves) :], _Scratch(*scratch)).run()
+
+        return run_kernel(
+            body,
+            scratch,
+            {"heads": H, "tiles": -(-T // config.span), "batch": B},
+            config,
+            self.call.interpret,
+            out_type=[jax.ShapeDtypeStruct((B, T, H, V), self.dtype), *[statistic] * 2],
+        )(*leaves)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the scale can be part of the exponent."""
+        return self.score is None and self.call.scale > 0
+
+
+@dataclass(frozen=True)
+class _Scratch:
+    queries: Any  # of each warpgroup
+    output: Any  # likewise; in the place of the queries where it is as wide
+    keys: Any
+    values: Any
+    statistics: Any
+    queries_here: Any
+    here: Any  # barriers of keys and values: loaded
+    free: Any  # read by all
+    turn: Any
+
+
+@dataclass(frozen=True)
+class _ThreadBlock:
+    """One thread block: `run` is what each of its warpgroups does."""
+
+    kernel: _Forward
+    arrays: Any
+    outputs: Any
+    scratch: _Scratch
+
+    def run(self) -> None:
+        config = self.kernel.config
+        h, tile, b = (lax.axis_index(x) for x in ("heads", "tiles", "batch"))
+        group = lax.axis_index("wg")
+        lists = self.arrays[1] if self.kernel.has_lists else None
+        call = self.kernel.call
+        blocks = Blocks(call.blocks, call.sizes["k"], config)
+        visits = blocks.visits(lists, b, h, tile * config.span)
+        compute, move = config.registers
+
+        @pl.when(group < config.groups)
+        def _() -> None:
+            plgpu.set_max_registers(compute, action="increase")
+            self.compute(visits, group, b, h, tile * config.span + group * config.rows)
+
+        @pl.when(group == config.groups)
+        def _() -> None:
+            plgpu.set_max_registers(move, action="decrease")
+            self.move(visits, *call.place_of_keys(b, h))
+
+    # --- the warpgroup that moves keys and values ---
+
+    def move(self, visits: Visits, b: Any, h: Any) -> None:
+        stages, scratch = self.kernel.config.stages, self.scratch
+        _, key, value = self.arrays[0]
+        sides = ((key, scratch.keys), (value, scratch.values))
+
+        @pl.loop(0, visits.total)
+        def _(i: Any) -> None:
+            slot = lax.rem(i, i32(stages))
+            rows = pl.ds(visits.first(i), self.kernel.config.columns)
+            for n, (array, here) in enumerate(sides):
+                pl.when(i >= stages)(
+                    partial(plgpu.barrier_wait, scratch.free[n].at[slot])
+                )
+                plgpu.copy_gmem_to_smem(
+                    array.at[b, rows, h], here.at[slot], scratch.here[n].at[slot]
+                )
+
+        @pl.loop(jnp.maximum(visits.total - stages, 0), visits.total)
+        def _(i: Any) -> None:  # nobody leaves before all have read
+            for free in scratch.free:
+                plgpu.barrier_wait(free.at[lax.rem(i, i32(stages))])
+
+    # --- the warpgroups that compute ---
+
+    def compute(self, visits: Visits, group: Any, b: Any, h: Any, first: Any) -> None:
+        config, call, scratch = self.kernel.config, self.kernel.call, self.scratch
+        query = self.arrays[0][0]
+        mine = scratch.queries.at[group]
+        where = (b, pl.ds(first, config.rows), h)
+        plgpu.copy_gmem_to_smem(query.at[where], mine, scratch.queries_here.at[group])
+        plgpu.barrier_wait(scratch.queries_here.at[group])
+        tile = Tile(b, h, first, config, "q", call.sizes, call.interpret)
+        step = _Step(self, visits, mine, *self.mods(tile), tile)
+        pl.when(visits.total > 0)(lambda: plgpu.barrier_wait(scratch.here[0].at[0]))
+        self.take_turn(group == 1)
+        empty = zeros(config.rows, value=-jnp.inf), zeros(config.rows)
+        carry = zeros(config.rows, self.arrays[0][2].shape[3]), *empty
+        carry = lax.fori_loop(i32(0), visits.full, partial(step, is_full=True), carry)
+        carry = lax.fori_loop(
+            visits.full, visits.total, partial(step, is_full=False), carry
+        )
+        self.take_turn(group == 0)
+        self.store(group, (b, h, first), *carry)
+
+    def mods(self, tile: Tile) -> tuple[ModOnTile | None, ModOnTile | None]:
+        refs, found = list(self.arrays[2:]), []
+        for mod in (self.kernel.score, self.kernel.mask):
+            found.append(mod and ModOnTile(tile, mod.separated, refs.pop(0)))
+        return found[0], found[1]
+
+    def take_turn(self, condition: Any = None) -> None:
+        """Lets the other warpgroup have the tensor cores, and waits for it."""
+        if not self.kernel.config.takes_turns:
+            return
+
+        def turn() -> None:
+            plgpu.barrier_arrive(self.scratch.turn)
+            plgpu.barrier_wait(self.scratch.turn)
+
+        turn() if condition is None else pl.when(condition)(turn)
+
+    def store(self, group: Any, place: Any, acc: Any, top: Any, total: Any) -> None:
+        b, h, first = place
+        rows, scratch = pl.ds(first, self.kernel.config.rows), self.scratch
+        is_empty = total == 0
+        some = jnp.where(is_empty, 1.0, total)
+        acc = acc * lax.broadcast_in_dim(1 / some, acc.shape, [0])
+        out = (scratch.output or scratch.queries).at[group]
+        out[...] = acc.astype(self.kernel.dtype)
+        if self.kernel.is_linear:
+            top = top * self.kernel.call.scale
+        log_sum = jnp.log2(some) * (1 / LOG2E)
+        for n, x in enumerate((top, log_sum)):
+            scratch.statistics.at[n, group][...] = x
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(out, self.outputs[0].at[b, rows, h])
+        for n, ref in enumerate(self.outputs[1:]):
+            plgpu.copy_smem_to_gmem(scratch.statistics.at[n, group], ref.at[b, h, rows])
+        plgpu.wait_smem_to_gmem(0)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One visit: its keys and values become part of output, maximum and sum."""
+
+    block: _ThreadBlock
+    visits: Visits
+    queries: Any
+    score: ModOnTile | None
+    mask: ModOnTile | None
+    tile: Tile
+
+    def __call__(self, i: Any, carry: Any, *, is_full: bool) -> Any:
+        acc, top, total = carry
+        block, config = self.block, self.block.kernel.config
+        scratch, slot = block.scratch, lax.rem(i, i32(config.stages))
+        scores = multiply(self.queries, scratch.keys.at[slot], block.take_turn)
+        plgpu.barrier_arrive(scratch.free[0].at[slot])
+        weights, top, decay, added = self.soften(scores, top, i, is_full)
+        acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0])
+        total = total * decay + added
+        acc, top, total, weights = lax.optimization_barrier((acc, top, total, weights))
+        self.await_values(slot)
+        acc = accumulate(
+            acc, weights, scratch.values.at[slot], self.tile.interpret,
+            partial(self.await_next_keys, i),
+        )  # fmt: skip
+        plgpu.barrier_arrive(scratch.free[1].at[slot])
+        return acc, top, total
+
+    def soften(self, scores: Any, top: Any, i: Any, is_full: bool) -> Any:
+        """Weights in half precision, the new maximum, exp(old - new), and the sum."""
+        kernel, factor = self.block.kernel, LOG2E
+        if kernel.is_linear:
+            factor *= kernel.call.scale
+        else:
+            scores = scores * kernel.call.scale
+        first = None if is_full and self.score is None else self.visits.first(i)
+        if self.score is not None:
+            (scores,) = self.score(first, scores)
+        if not is_full:
+            for visible in self.visible(first):
+                scores = jnp.where(visible, scores, -jnp.inf)
+        new = jnp.maximum(top, scores.max(axis=1))
+        shift = jnp.where(new == -jnp.inf, 0.0, new)
+        if kernel.is_linear:
+            shifts = lax.broadcast_in_dim(shift * factor, scores.shape, [0])
+            weights = jnp.exp2(scores * factor - shifts)
+        else:  # a row may be at -1e9, where float32 has no room for a product
+            shifts = lax.broadcast_in_dim(shift, scores.shape, [0])
+            weights = jnp.exp2((scores - shifts) * factor)
+        decay = jnp.exp2((top - shift) * factor)
+        return weights.astype(kernel.dtype), new, decay, weights.sum(axis=1)
+
+    def visible(self, first: Any) -> list[Any]:
+        """What hides scores of a partial block."""
+        real = self.tile.is_column_real(first)
+        parts = [] if real is None else [real]
+        return parts if self.mask is None else [*parts, *self.mask(first)]
+
+    def await_values(self, slot: Any) -> None:
+        takes_turns = self.block.kernel.config.takes_turns
+        turn = self.block.scratch.turn
+        if takes_turns:
+            plgpu.barrier_arrive(turn)
+        plgpu.barrier_wait(self.block.scratch.here[1].at[slot])
+        if takes_turns:
+            plgpu.barrier_wait(turn)
+
+    def await_next_keys(self, i: Any) -> None:
+        slot = lax.rem(i + 1, i32(self.block.kernel.config.stages))
+        wait = partial(plgpu.barrier_wait, self.block.scratch.here[0].at[slot])
+        pl.when(i + 1 < self.visits.total)(wait)

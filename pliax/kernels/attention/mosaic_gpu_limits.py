@@ -1,0 +1,71 @@
+"""What the Mosaic GPU kernels do not do, and why."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .separation import MASK_MOD, SCORE_MOD, Inseparable, separate
+
+
+_CAPABILITY = "9.0"  # wgmma and TMA as the kernels use them
+_CHANNELS = 256  # whose sums fit into the registers of a warpgroup
+_BLOCK = 64  # rows of one instruction of the tensor cores
+
+
+def refusal(
+    arrays: Any, score_mod: Any, block_mask: Any, *, interpret: bool
+) -> str | None:
+    """Why the kernels cannot run a call; None where they can."""
+    return (
+        (None if interpret else _refused_device())
+        or _refused_arrays(*arrays)
+        or _refused_mask(block_mask)
+        or _refused_mods(score_mod, block_mask)
+    )
+
+
+def _refused_device() -> str | None:
+    device = jax.devices()[0]
+    found = getattr(device, "compute_capability", device.platform)
+    if found == _CAPABILITY:
+        return None
+    return (
+        f"it runs on NVIDIA GPUs of compute capability {_CAPABILITY} (H100, H200), "
+        f'found {found}; kernel_options={{"interpret": 1}} runs it anywhere, slowly'
+    )
+
+
+def _refused_arrays(query: Any, key: Any, value: Any) -> str | None:
+    dtypes = [x.dtype for x in (query, key, value)]
+    if dtypes[0] not in (jnp.bfloat16, jnp.float16) or len(set(dtypes)) > 1:
+        found = ", ".join(str(x) for x in dtypes)
+        return (
+            f"query, key and value must all be bfloat16 or all float16, found {found}"
+        )
+    channels = max(key.shape[3], value.shape[3])
+    if channels > _CHANNELS:
+        return f"it takes up to {_CHANNELS} channels, found {channels}"
+    return None
+
+
+def _refused_mask(block_mask: Any) -> str | None:
+    if block_mask is None or not any(n % _BLOCK for n in block_mask.block_size):
+        return None
+    return (
+        f"it takes masks whose blocks are multiples of {_BLOCK} x {_BLOCK}, found "
+        f"block_size={block_mask.block_size}"
+    )
+
+
+def _refused_mods(score_mod: Any, block_mask: Any) -> str | None:
+    mods = [("score_mod", score_mod, SCORE_MOD)]
+    if block_mask is not None:
+        mods.append(("mask_mod", block_mask.mask_mod, MASK_MOD))
+    for name, mod, roles in mods:
+        try:
+            if mod is not None:
+                separate(mod, roles)
+        except Inseparable as reason:
+            return f"of {name}, {reason}"
+    return None

@@ -1,0 +1,370 @@
+"""What the Mosaic GPU kernels share: a tile of scores, its mods, and the visits to it.
+
+A tile has rows and columns; one on its side has keys as its rows. A warpgroup holds it
+in registers as the tensor cores leave it, a row as what a sum along it leaves, and a
+column likewise.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from pliax.core._jax import load_elements
+from pliax.core.jaxprs import ClosedFunction
+
+from .block_lists import BlockLists
+from .configs import Config
+from .separation import Separated, compute_outside, separate
+from .tile_evaluation import Space, compute_inside
+
+
+TILE = plgpu.Layout.WGMMA
+ROW, COLUMN = TILE.reduce(1), TILE.reduce(0)
+LOG2E = math.log2(math.e)  # exp(x) = 2^(x log2 e), and the hardware has 2^x
+i32 = partial(jnp.asarray, dtype=jnp.int32)
+
+
+# --- mods -----------------------------------------------------------------------------
+
+
+class Operands(NamedTuple):
+    """A mod, and the arrays a kernel is given for it."""
+
+    separated: Separated
+    arrays: tuple[Array, ...]
+
+
+def operands(
+    mod: ClosedFunction, roles: str, sizes: Mapping[str, int], blocks: Mapping[str, int]
+) -> Operands:
+    """What a kernel needs of a mod.
+
+    Args:
+        mod: The mod.
+        roles: What its arguments are.
+        sizes: Sequences, heads, queries and keys, by "bhqk".
+        blocks: Queries and keys that are loaded at once, by "qk".
+    """
+    separated = separate(mod, roles)
+    values = compute_outside(separated, mod.captured, sizes)
+    pairs = zip(separated.hoisted, values, strict=True)
+    return Operands(separated, tuple(_loadable(x, v, blocks) for x, v in pairs))
+
+
+def _loadable(item: Any, x: Array, blocks: Mapping[str, int]) -> Array:
+    if x.dtype == jnp.bool_:
+        x = x.astype(jnp.int32)
+    if item.is_looked_up:
+        return x.reshape(-1)
+    x = x.reshape(x.shape[: len(item.axes)] or (1,))
+    if x.dtype in (jnp.bfloat16, jnp.float16):
+        x = x.astype(jnp.float32)
+    last = item.axes[-1] if item.axes else "b"
+    if last not in blocks:
+        return x
+    return jnp.pad(
+        x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % blocks[last])], "edge"
+    )
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The tile of scores of a warpgroup.
+
+    Attributes:
+        b: Sequence.
+        h: Query head.
+        first: The first of its rows.
+        config: Its size.
+        rows: "q", or "k" if it lies on its side.
+        sizes: Sequences, heads, queries and keys, by "bhqk".
+        interpret: Whether the kernel runs in JAX's interpreter.
+    """
+
+    b: Any
+    h: Any
+    first: Any
+    config: Config
+    rows: str
+    sizes: Mapping[str, int]
+    interpret: bool
+
+    @property
+    def columns(self) -> str:
+        """The index of its columns."""
+        return "k" if self.rows == "q" else "q"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.config.rows, self.config.columns
+
+    def spread(self, x: Any, kind: str, to: str) -> Any:
+        """A scalar, row or column as something larger."""
+        if kind == to:
+            return x
+        shape = {"row": self.shape[:1], "column": self.shape[1:], "tile": self.shape}[
+            to
+        ]
+        axes = {"scalar": (), "row": (0,), "column": (1,)}[kind]
+        return lax.broadcast_in_dim(x, shape, axes)
+
+    def row_index(self) -> Any:
+        """Of each row; of those beyond the end, the last."""
+        index = plgpu.broadcasted_iota(jnp.int32, self.shape[:1], 0, layout=ROW)
+        return self._inside(index + self.first, self.rows, self.config.span)
+
+    def column_index(self, first: Any) -> Any:
+        """Of each column, likewise."""
+        index = plgpu.broadcasted_iota(jnp.int32, self.shape[1:], 0, layout=COLUMN)
+        return self._inside(index + first, self.columns, self.config.columns)
+
+    def _inside(self, index: Any, axis: str, block: int) -> Any:
+        n = self.sizes[axis]
+        return jnp.minimum(index, n - 1) if n % block else index
+
+    def is_column_real(self, first: Any) -> Any:
+        """Which columns are not beyond the end; None if none can be."""
+        n = self.sizes[self.columns]
+        if n % self.config.columns == 0:
+            return None
+        index = plgpu.broadcasted_iota(jnp.int32, self.shape[1:], 0, layout=COLUMN)
+        return self.spread(index + first < n, "column", "tile")
+
+
+@dataclass(frozen=True)
+class ModOnTile:
+    """A mod in a kernel; scalars and rows are loaded when it is made."""
+
+    tile: Tile
+    separated: Separated
+    refs: Sequence[Any]
+    loaded: dict[int, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for number, item in enumerate(self.separated.hoisted):
+            if not item.is_looked_up and self.tile.columns not in item.axes:
+                self.loaded[number] = self._load(number, self.tile.first, ROW)
+
+    def __call__(self, first: Any, scores: Any = None) -> list[Any]:
+        """Its values on the tile whose first column this is."""
+        tile = self.tile
+        given: dict[str, Callable[[], Any]] = {
+            "s": lambda: scores,
+            "b": lambda: tile.b,
+            "h": lambda: tile.h,
+            tile.rows: tile.row_index,
+            tile.columns: lambda: tile.column_index(first),
+        }
+
+        def load(number: int) -> Any:
+            if number in self.loaded:
+                return self.loaded[number]
+            return self._load(number, first, COLUMN)
+
+        space = Space(
+            rows=tile.rows,
+            limits={axis: n - 1 for axis, n in tile.sizes.items()},
+            argument=lambda role: given[role](),
+            load=load,
+            look_up=self._look_up,
+            spread=tile.spread,
+        )
+        return compute_inside(self.separated, space)
+
+    def _load(self, number: int, first: Any, layout: Any) -> Any:
+        item, ref, tile = self.separated.hoisted[number], self.refs[number], self.tile
+        at = [tile.b if a == "b" else tile.h for a in item.axes if a in "bh"]
+        if set(item.axes) & {"q", "k"}:
+            n = tile.shape[0] if layout is ROW else tile.shape[1]
+            window = ref.at[(*at, pl.ds(first, n))]
+            x = plgpu.load(window, layout=layout, optimized=False)
+        else:
+            x = ref[tuple(at) or (0,)]
+        return x != 0 if item.variable.aval.dtype == jnp.bool_ else x
+
+    def _look_up(self, number: int, indices: Sequence[Any]) -> Any:
+        item, tile = self.separated.hoisted[number], self.tile
+        aval, ref = item.variable.aval, self.refs[number]
+        place, *rest = indices
+        for index, n in zip(rest, aval.shape[1:], strict=True):
+            place = place * n + index
+        matrix = i32(0)  # an array for each sequence and head that it depends on
+        for axis in item.axes:
+            matrix = matrix * tile.sizes[axis] + (tile.b if axis == "b" else tile.h)
+        if item.axes:
+            place += tile.spread(matrix * aval.size, "scalar", "tile")
+        is_bool = aval.dtype == jnp.bool_
+        dtype = jnp.dtype(jnp.int32) if is_bool else aval.dtype
+        if tile.interpret:
+            x = ref[...][place]
+        else:
+            x = load_elements(ref, place, dtype, TILE)
+        return x != 0 if is_bool else x
+
+
+# --- visits ---------------------------------------------------------------------------
+
+
+class Visits(NamedTuple):
+    """The columns a row of tiles is combined with.
+
+    Attributes:
+        full: How many visits see everything; they come first.
+        total: How many there are.
+        first: From the number of a visit to its first column.
+    """
+
+    full: Any
+    total: Any
+    first: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The lists of a mask, or none: then every column is visited.
+
+    Attributes:
+        sizes: Rows and columns of a mask's block; None without a mask.
+        length: How many columns there are.
+        config: The kernel's.
+    """
+
+    sizes: tuple[int, int] | None
+    length: int
+    config: Config
+
+    def visits(self, lists: Any, b: Any, h: Any, first: Any) -> Visits:
+        """The visits of the rows from `first` on."""
+        step = self.config.columns
+        if lists is None or self.sizes is None:
+            full, total = self.length // step, -(-self.length // step)
+            return Visits(full, total, lambda i: i * step)
+        num, indices, full_num, full_indices = lists
+        row = lax.div(first, i32(self.sizes[0]))
+        at = (b if num.shape[0] > 1 else 0, h if num.shape[1] > 1 else 0, row)
+        per = i32(self.sizes[1] // step)
+        full, total = full_num[at] * per, (full_num[at] + num[at]) * per
+
+        def column(i: Any) -> Any:
+            is_full = i < full
+            place = lax.div(jnp.where(is_full, i, i - full), per)
+            whole = full_indices[(*at, jnp.where(is_full, place, 0))]
+            part = indices[(*at, jnp.where(is_full, 0, place))]
+            block = jnp.where(is_full, whole, part)
+            return (block * per + lax.rem(i, per)) * step
+
+        return Visits(full, total, column)
+
+
+# --- arrays ---------------------------------------------------------------------------
+
+
+def filled(x: Array, axis: int, multiple: int, value: Any = 0) -> Array:
+    """An array whose axis is a multiple of a number."""
+    widths = [(0, -n % multiple if a == axis else 0) for a, n in enumerate(x.shape)]
+    return (
+        x
+        if not any(w for _, w in widths)
+        else jnp.pad(x, widths, constant_values=value)
+    )
+
+
+def accumulate(
+    acc: Any, left: Any, right: Any, interpret: bool, after: Any = None
+) -> Any:
+    """`acc + left @ right` on the tensor cores; `after` runs while they do.
+
+    Args:
+        acc: Float32 sums, in registers.
+        left: Half-precision numbers in registers.
+        right: The same in shared memory.
+        interpret: The interpreter takes operands from shared memory alone.
+        after: What does not need the result.
+    """
+
+    def issue(ref: Any) -> None:
+        plgpu.wgmma(ref, left, right)
+        if after is not None:
+            after()
+
+    if not interpret:
+        return pl.run_state(issue)(plgpu.ACC.init(acc))
+    if after is not None:
+        after()
+    return acc + jnp.dot(left, right[...], preferred_element_type=jnp.float32)
+
+
+def multiply(left: Any, right: Any, after: Any = None) -> Any:
+    """`left @ right^T` on the tensor cores, both in shared memory."""
+    shape = left.shape[0], right.shape[0]
+
+    def issue(ref: Any) -> Any:
+        plgpu.wgmma(ref, left, right.transpose((1, 0)))
+        if after is not None:
+            after()
+        return ref[...]
+
+    return pl.run_scoped(issue, plgpu.ACC(shape, jnp.float32))
+
+
+def zeros(*shape: int, value: float = 0.0) -> Any:
+    """Registers full of a number: a tile, or a row."""
+    layout = TILE if len(shape) == 2 else ROW
+    return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
+
+
+def shared_memory(dtype: Any, *shape: int) -> Any:
+    """Matrices in shared memory, as TMA writes and the tensor cores read them."""
+    tiling: Any = plgpu.TilingTransform
+    swizzle: Any = plgpu.SwizzleTransform
+    return plgpu.SMEM(shape, dtype, transforms=(tiling((8, 64)), swizzle(128)))
+
+
+def run_kernel(
+    body: Any, scratch: Any, grid: Any, config: Config, interpret: bool, **kw
+):
+    """A kernel of compute warpgroups and one that moves data.
+
+    Args:
+        body: `(references, scratch)` to nothing, run by each warpgroup.
+        scratch: What they share.
+        grid: Names and sizes.
+        config: How many warpgroups.
+        interpret: Whether JAX's interpreter runs it, on any device.
+        kw: `out_type`.
+    """
+
+    def entry(*refs: Any) -> None:
+        pl.run_scoped(lambda *s: body(refs, s), *scratch, collective_axes="wg")
+
+    if interpret:
+        kw["interpret"] = plgpu.InterpretGPUParams()
+    return plgpu.kernel(
+        entry,
+        grid=tuple(grid.values()),
+        grid_names=tuple(grid),
+        num_threads=config.groups + 1,
+        thread_name="wg",
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        **kw,
+    )
+
+
+def heads_first(x: Array) -> Array:
+    """(B, T, H) as (B, H, T)."""
+    return jnp.swapaxes(x, 1, 2)
+
+
+def as_lists(lists: BlockLists | None) -> tuple[jax.Array, ...]:
+    """A mask's lists as a kernel's operands."""
+    return () if lists is None else tuple(jnp.asarray(x, jnp.int32) for x in lists)

@@ -1,0 +1,201 @@
+"""A mod split by where its values are computed: outside of a kernel, or inside.
+
+    tab[h] * (q - k) + ids[b, q]  ->  outside: tab[h] a head, ids[b, q] a query
+                                      inside:  scalar * (row - column) + row
+
+What an equation depends on decides: the batch b, the head h, the query q, the key k or
+the score s. A value that looks into captured arrays, or that no kernel can compute, is
+computed outside if it depends neither on the score nor on both q and k; a kernel then
+loads one number a head, one a query or one a key. An element chosen by both is
+looked up in the kernel.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pliax.core._jax import bind_equation
+from pliax.core.jaxprs import ClosedFunction
+
+from .normalization import flatten, is_elementwise
+
+
+AXES = ("b", "h", "q", "k")
+SCORE_MOD, MASK_MOD = "sbhqk", "bhqk"
+"""What the arguments of a mod are."""
+
+MOVES = frozenset(("broadcast_in_dim", "reshape", "squeeze"))
+"""Primitives that do nothing to one element."""
+
+
+class Inseparable(Exception):  # noqa: N818  (a reason, which becomes a refusal)
+    """Why a mod cannot be part of a kernel."""
+
+
+@dataclass(frozen=True)
+class Hoisted:
+    """A value computed outside.
+
+    Attributes:
+        variable: The variable of the mod's jaxpr.
+        axes: Those of AXES it has one of, in front of its own.
+        is_looked_up: Whether the kernel chooses elements of it, by query and key.
+    """
+
+    variable: Any
+    axes: tuple[str, ...]
+    is_looked_up: bool
+
+
+@dataclass(frozen=True)
+class Separated:
+    """A mod in two parts.
+
+    Attributes:
+        jaxpr: Its program, as `flatten` gives it.
+        captured: How many arguments of that were captured.
+        roles: What the others are, each one of "sbhqk".
+        hoisted: What is computed outside.
+        inside: The equations that are left, in order.
+        needs: What each variable depends on.
+    """
+
+    jaxpr: Any
+    captured: int
+    roles: str
+    hoisted: tuple[Hoisted, ...]
+    inside: tuple[Any, ...]
+    needs: Mapping[Any, frozenset[str]]
+
+    @cached_property
+    def makers(self) -> Mapping[Any, Any]:
+        """The equation that makes each variable."""
+        return {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
+
+    @cached_property
+    def roles_of(self) -> Mapping[Any, str]:
+        """What each scalar is that the mod is a function of."""
+        return dict(zip(self.jaxpr.invars[self.captured :], self.roles, strict=True))
+
+
+def separate(mod: ClosedFunction, roles: str) -> Separated:
+    """Splits a mod.
+
+    Raises:
+        Inseparable: If a kernel cannot compute what depends on the score, or on both a
+            query and a key.
+    """
+    jaxpr, captured = flatten(mod), len(mod.captured)
+    needs: dict[Any, frozenset[str]] = {v: frozenset() for v in jaxpr.invars[:captured]}
+    needs |= {
+        v: frozenset(r) for v, r in zip(jaxpr.invars[captured:], roles, strict=True)
+    }
+    for eqn in jaxpr.eqns:
+        found = frozenset().union(*(needs.get(v, ()) for v in _variables(eqn.invars)))
+        needs |= dict.fromkeys(eqn.outvars, found)
+    inside, outside = _divide(jaxpr, needs, captured)
+    looked_up = {e.invars[0] for e in inside if e.primitive.name == "dynamic_slice"}
+    hoisted = tuple(
+        Hoisted(v, tuple(a for a in AXES if a in needs[v]), v in looked_up)
+        for v in outside
+    )
+    found = Separated(jaxpr, captured, roles, hoisted, inside, needs)
+    _check(found, looked_up)
+    return found
+
+
+def _divide(
+    jaxpr: Any, needs: Mapping[Any, frozenset[str]], captured: int
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The equations inside, and the variables that come from outside."""
+    first = set(jaxpr.invars[:captured])
+    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    inside, outside, todo = set(), {}, _variables(jaxpr.outvars)
+    seen = set()
+    while todo:
+        v = todo.pop()
+        if v in seen:
+            continue
+        seen.add(v)
+        eqn = makers.get(v)
+        is_free = "s" not in needs[v] and not {"q", "k"} <= needs[v]
+        if v in first or (eqn is not None and is_free and not is_elementwise(eqn)):
+            outside[v] = None
+        elif eqn is not None:
+            inside.add(id(eqn))
+            todo += _variables(eqn.invars)
+    return tuple(e for e in jaxpr.eqns if id(e) in inside), tuple(outside)
+
+
+def _check(separated: Separated, looked_up: set[Any]) -> None:
+    for eqn in separated.inside:
+        name = eqn.primitive.name
+        if name == "dynamic_slice":
+            if eqn.invars[0] not in {x.variable for x in separated.hoisted}:
+                raise Inseparable("it looks into an array that it makes for each score")
+            if any(n != 1 for n in eqn.params["slice_sizes"]):
+                raise Inseparable("it looks up a row by query and key")
+        elif name in MOVES:
+            if eqn.outvars[0].aval.size > 1:
+                raise Inseparable(f"it makes an array for each score ({name})")
+        elif not is_elementwise(eqn):
+            kinds = ", ".join(str(v.aval) for v in (*eqn.invars, *eqn.outvars))
+            raise Inseparable(f"no kernel computes {name} for each score ({kinds})")
+    for x in separated.hoisted:
+        v = x.variable
+        if not x.is_looked_up and v.aval.size > 1:
+            raise Inseparable(f"it uses a whole array {v.aval} for each score")
+
+
+# --- outside --------------------------------------------------------------------------
+
+
+def compute_outside(
+    separated: Separated, captured: Sequence[Any], sizes: Mapping[str, int]
+) -> list[Any]:
+    """The hoisted values, with an axis for each of what they have one of.
+
+    Args:
+        separated: The mod.
+        captured: The arrays it captured.
+        sizes: How many sequences, heads, queries and keys there are, by "bhqk".
+    """
+    return [_over(separated, captured, x, sizes) for x in separated.hoisted]
+
+
+def _over(
+    separated: Separated, captured: Sequence[Any], item: Hoisted, sizes: Any
+) -> Any:
+    def one(*indices: Any) -> Any:
+        given = dict(zip(item.axes, indices, strict=True))
+        env = dict(zip(separated.jaxpr.invars, captured, strict=False))
+        env |= {v: given.get(role) for v, role in separated.roles_of.items()}
+        return _value(separated, item.variable, env)
+
+    for n in range(len(item.axes))[::-1]:
+        one = jax.vmap(one, [0 if i == n else None for i in range(len(item.axes))])
+    return one(*(jnp.arange(sizes[a], dtype=jnp.int32) for a in item.axes))
+
+
+def _value(separated: Separated, variable: Any, env: dict[Any, Any]) -> Any:
+    """A variable's value, computing what it needs and no more."""
+    if is_literal(variable):
+        return variable.val
+    if variable not in env:
+        eqn = separated.makers[variable]
+        values = [_value(separated, v, env) for v in eqn.invars]
+        env.update(zip(eqn.outvars, bind_equation(eqn, values), strict=True))
+    return env[variable]
+
+
+def is_literal(v: Any) -> bool:
+    """Whether an operand is a number in the program."""
+    return hasattr(v, "val")
+
+
+def _variables(atoms: Sequence[Any]) -> list[Any]:
+    return [v for v in atoms if not is_literal(v)]

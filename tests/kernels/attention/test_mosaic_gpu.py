@@ -1,0 +1,210 @@
+"""Laws of the fused kernels, in JAX's interpreter: as exact as the plain formula."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import MASKS, MODS, gaussian
+from attention_plain import attention as plain_attention, pulled_back
+from helpers import assert_error_rule, in_float64
+
+import pliax as px
+from pliax.kernels.attention import mosaic_gpu, mosaic_gpu_vjp
+from pliax.kernels.attention.arguments import close_score_mod
+
+
+INTERPRET = {"interpret": 1}
+EVERYTHING = px.AuxRequest(lse=True, max_scores=True)
+MOD = {x.name: x for x in MODS}
+MASK = {x.name: x for x in MASKS}
+B, H = 2, 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One mod under one mask, at some sizes."""
+
+    mod: str = "none"
+    mask: str = "dense"
+    lengths: tuple[int, int] = (192, 160)
+    heads: int = 2  # of keys
+    channels: tuple[int, int] = (64, 64)
+    dtype: Any = jnp.bfloat16
+    shares_keys: bool = False
+    block: tuple[int, int] = (128, 128)
+    scale: float | None = None
+    more: dict = field(default_factory=dict)
+
+    def __str__(self):
+        sizes = (*self.lengths, self.heads, *self.channels)
+        return f"{self.mod}-{self.mask}-{'x'.join(map(str, sizes))}"
+
+
+CASES = [
+    Case(lengths=(256, 256)),
+    Case(mask="causal", lengths=(257, 257), heads=1),
+    Case(mod="alibi", mask="causal"),
+    Case(mod="soft_cap", mask="sliding_window", lengths=(130, 300)),
+    Case(mask="document_ids", lengths=(200, 200), heads=4),
+    Case(mod="relative_bias", mask="prefix_lm", lengths=(150, 150)),
+    Case(mask="causal", channels=(128, 128), lengths=(128, 256), dtype=jnp.float16),
+    Case(mask="causal", channels=(256, 96), lengths=(100, 140)),
+    Case(mod="softplus", channels=(32, 80), lengths=(37, 45), shares_keys=True),
+    Case(mask="causal", lengths=(140, 140), block=(64, 192)),
+    Case(lengths=(1, 17), scale=-0.3),
+]
+OFTEN = (0, 1, 3, 5, 8)
+
+
+def operands(case):
+    (T, S), (D, V), K = case.lengths, case.channels, case.heads
+    batch = 1 if case.shares_keys else B
+    shapes = (B, T, H, D), (batch, S, K, D), (batch, S, K, V)
+    arrays = tuple(gaussian(n, x, case.dtype) for n, x in enumerate(shapes))
+    mod, mask = MOD[case.mod], MASK[case.mask]
+    floats = tuple(
+        gaussian(n + 3, x, mod.dtype or case.dtype)
+        for n, x in enumerate(mod.floats(T, S))
+    )
+    others = mod.others(T, S), mask.arrays(T, S)
+    cotangents = gaussian(20, (B, T, H, V), case.dtype), gaussian(21, (B, T, H))
+    return arrays, floats, *others, cotangents
+
+
+def plain(case, arrays, floats, others, seen, cotangents):
+    mod, mask = MOD[case.mod], MASK[case.mask]
+    show = mask.plain or mask.make
+
+    def attend(arrays, floats):
+        score = (mod.plain or mod.make)(*floats, *others)
+        visible = show and show(*seen)
+        return plain_attention(*arrays, score=score, visible=visible, scale=case.scale)
+
+    return pulled_back(attend, arrays, floats, cotangents)
+
+
+def fused(case, arrays, floats, others, seen, cotangents):
+    mod, mask = MOD[case.mod], MASK[case.mask]
+    block_mask = None
+    if mask.make:
+        sizes = B if mask.batch else None, H if mask.heads else None, *case.lengths
+        block_mask = px.create_block_mask(
+            mask.make(*seen), *sizes, block_size=case.block
+        )
+
+    def attend(arrays, floats):
+        out, aux = px.flex_attention(
+            *arrays, score_mod=mod.make(*floats, *others), block_mask=block_mask,
+            enable_gqa=True, return_aux=EVERYTHING, scale=case.scale,
+            implementation="mosaic_gpu", kernel_options=INTERPRET,
+        )  # fmt: skip
+        return out, aux.lse, aux.max_scores
+
+    return pulled_back(attend, arrays, floats, cotangents)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(x, marks=[] if n in OFTEN else [pytest.mark.slow], id=str(x))
+        for n, x in enumerate(CASES)
+    ],
+)
+def test_the_kernels_are_as_exact_as_the_plain_formula(case):
+    given = operands(case)
+    formula = jax.jit(partial(plain, case))
+    found = jax.jit(partial(fused, case))(*given)
+    assert_error_rule(found, formula(*given), in_float64(formula, *given))
+
+
+def test_a_query_that_sees_nothing_gives_nothing_and_may_hold_anything():
+    q, k, v = (gaussian(n, (1, 130, 2, 64), jnp.bfloat16) for n in range(3))
+    mask = px.create_block_mask(
+        lambda b, h, i, j: (i >= j) & (i != 5), None, None, 130, 130
+    )
+
+    def loss(q, k, v):
+        out, aux = px.flex_attention(
+            q, k, v, block_mask=mask, return_aux=EVERYTHING,
+            implementation="mosaic_gpu", kernel_options=INTERPRET,
+        )  # fmt: skip
+        return jnp.sum(out.astype(jnp.float32)), (out, aux.lse)
+
+    run = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
+    clean = run(q.at[:, 5].set(0), k, v)
+    dirty = run(q.at[:, 5].set(jnp.nan), k, v)
+    (_, (out, lse)), _ = dirty
+    assert not out[:, 5].any() and np.isneginf(lse[:, 5]).all()
+    jax.tree.map(np.testing.assert_array_equal, dirty, clean)
+
+
+@pytest.mark.parametrize("name", ["alibi", "soft_cap", "relative_bias", "softplus"])
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_the_kernels_lower_for_a_gpu(name, D):
+    """No GPU is needed to know that Mosaic has what a mod asks for."""
+    T = 256
+    mod, mask = (
+        MOD[name],
+        px.create_block_mask(px.kernels.masks.causal, None, None, T, T),
+    )
+    floats = (
+        gaussian(n, x, mod.dtype or jnp.bfloat16)
+        for n, x in enumerate(mod.floats(T, T))
+    )
+    score_mod = close_score_mod(mod.make(*floats, *mod.others(T, T)), jnp.float32)
+    arrays = tuple(gaussian(n, (1, T, H, D), jnp.bfloat16) for n in range(3))
+    statistics = gaussian(4, (1, T, H)), gaussian(5, (1, T, H))
+
+    def both(arrays):
+        out, lse, *rest = mosaic_gpu.forward(arrays, score_mod, mask, scale=0.1)
+        results, cotangents = (out, *statistics), (out, lse)
+        return rest, mosaic_gpu_vjp.backward(
+            arrays, score_mod, mask, results, cotangents, scale=0.1
+        )
+
+    lowered = jax.jit(both).trace(arrays).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("mosaic_gpu") >= 3
+
+
+X = jnp.zeros((1, 128, 2, 64), jnp.bfloat16)
+WIDE = jnp.zeros((1, 128, 2, 320), jnp.bfloat16)
+REFUSED = {
+    "device": ((X,) * 3, {}, "compute capability 9.0 .*, found cpu"),
+    "dtype": ((X.astype(jnp.float32),) * 3, INTERPRET, "found float32"),
+    "dtypes": ((X, *[X.astype(jnp.float8_e4m3fn)] * 2), INTERPRET, "float8_e4m3fn"),
+    "channels": ((WIDE,) * 3, INTERPRET, "up to 256 channels, found 320"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_kernels_cannot_do_is_refused_with_the_reason(name):
+    arrays, options, text = REFUSED[name]
+    with pytest.raises(NotImplementedError, match=text):
+        px.flex_attention(*arrays, implementation="mosaic_gpu", kernel_options=options)
+
+
+def test_small_blocks_and_loops_in_a_mod_are_refused_with_the_reason():
+    attend = partial(
+        px.flex_attention,
+        X,
+        X,
+        X,
+        implementation="mosaic_gpu",
+        kernel_options=INTERPRET,
+    )
+    mask = px.create_block_mask(
+        px.kernels.masks.causal, None, None, 128, 128, block_size=32
+    )
+    with pytest.raises(
+        NotImplementedError, match=r"multiples of 64 x 64, found block_size=\(32, 32\)"
+    ):
+        attend(block_mask=mask)
+    with pytest.raises(
+        NotImplementedError,
+        match=r"of score_mod, no kernel computes (concatenate|stack)",
+    ):
+        attend(score_mod=lambda s, b, h, i, j: jnp.cumsum(jnp.stack([s, s]))[1])
