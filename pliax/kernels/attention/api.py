@@ -189,8 +189,9 @@ def flex_attention(
         return_aux: Which extra results to return. Without it, the output alone.
         implementation: "reference" (the definition, quadratic memory), "xla" (blocks,
             linear memory) or "mosaic_gpu" (fused kernels for Hopper GPUs, bfloat16 and
-            float16; a key that the mask hides must be finite, for its weight is 0 and
-            0 times NaN is not). None takes "xla"; a name never falls back.
+            float16; a key that the mask hides and a query that sees nothing must be
+            finite, for their weights are 0, and 0 times NaN is not). None takes "xla";
+            a name never falls back.
         kernel_options: For "xla": `block_q`, `block_kv`, queries and keys of a block
             when there is no block_mask; `splits`, parts the keys are cut into, which
             fewer than 128 queries have several of on a GPU by default. For

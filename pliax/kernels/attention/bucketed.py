@@ -98,8 +98,14 @@ def _backward(
     maximum = jnp.where(_valid(limits, maximum.shape), maximum, -jnp.inf)
     if kernel.multiplies_hidden:
         arrays = _finite(limits, arrays)
+        valid, (d_out, d_lse) = _valid(limits, maximum.shape), cotangents
+        cotangents = (
+            jnp.where(valid[..., None], d_out, 0),
+            jnp.where(valid, d_lse, 0),
+        )
     statistics = out, maximum, log_sum
     gradients, d_mod = kernel.backward(arrays, *mods, statistics, cotangents)
+    gradients = tuple(x.astype(maximum.dtype) for x in gradients)
     found = {id(x): d for x, d in zip(floating_captures(mods[0]), d_mod, strict=True)}
     captured = floating_captures(score_mod)
     return gradients, tuple(found.get(id(x), jnp.zeros_like(x)) for x in captured)

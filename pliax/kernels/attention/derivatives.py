@@ -31,10 +31,10 @@ class Kernel:
             stand-in for -inf, float32 has no room for the logarithm of the sum.
         backward: `(arrays, score_mod, block_mask, (out, maximum, log_sum), (d_out,
             d_lse))` to the gradients of the arrays and of the floating arrays
-            `score_mod` captured.
+            `score_mod` captured; their dtypes are the kernel's.
         definition: The same meaning as `forward`, which JAX differentiates.
-        multiplies_hidden: Whether what a mask hides is multiplied by 0 and not left
-            out, so that it must be finite.
+        multiplies_hidden: Whether what a mask hides, and what sees nothing, is
+            multiplied by 0 and not left out, so that it must be finite.
     """
 
     forward: Callable[..., Any]

@@ -10,7 +10,7 @@ maximum m, the sum l and the unnormalised output in registers:
 
 Two warpgroups take turns: while one computes its softmax the tensor cores work for the
 other. Without a mod the scale is part of the exponent. Of a key that the mask hides the
-weight is 0, and 0 times NaN is not: what nobody sees must be finite here.
+weight is 0, and 0 times NaN is not: what nobody sees, or sees nothing, must be finite.
 
 References:
     Dao, "FlashAttention-2", 2023, Algorithm 1.

@@ -68,24 +68,19 @@ def backward(
     scale: float,
     interpret: bool = False,
 ) -> tuple[Array, Array, Array]:
-    """Gradients of query, key and value, in float32."""
+    """Gradients of query, key and value, in their dtype."""
     call = call_of(arrays, block_mask, scale=scale, interpret=interpret)
-    query, key, value = arrays
-    d_out, d_lse = cotangents[0].astype(query.dtype), cotangents[1]
-    if block_mask is not None:  # a query that sees nothing may hold anything
-        sees = results[1] != -jnp.inf
-        query, d_out = (jnp.where(sees[..., None], x, 0) for x in (query, d_out))
-        d_lse = jnp.where(sees, d_lse, 0)
-    padded = tuple(aligned(x) for x in (query, key, value, d_out))
+    d_out = cotangents[0].astype(arrays[0].dtype)
+    padded = tuple(aligned(x) for x in (*arrays, d_out))
     is_linear = score_mod is None and scale > 0
-    statistics = _statistics(is_linear, results, (d_out, d_lse))
+    statistics = _statistics(is_linear, results, cotangents)
     is_wide = max(padded[1].shape[3], padded[2].shape[3]) > _WIDE
     found: list[Array] = []
     for wanted in (("q",), ("k",), ("v",)) if is_wide else (("q",), ("k", "v")):
         found += _gradients(call, padded, score_mod, block_mask, statistics, wanted)
     pairs = zip(found, arrays, strict=True)
     return tuple(  # type: ignore[return-value]
-        d[:, : x.shape[1], :, : x.shape[3]].astype(jnp.float32) for d, x in pairs
+        d[:, : x.shape[1], :, : x.shape[3]] for d, x in pairs
     )
 
 
@@ -100,7 +95,11 @@ def _statistics(
     out, maximum, log_sum = results
     d_out, d_lse = (x.astype(jnp.float32) for x in cotangents)
     delta = jnp.sum(d_out * out.astype(jnp.float32), axis=-1) - d_lse
-    maximum = jnp.where(maximum == -jnp.inf, jnp.inf, maximum)
+    is_blind = maximum == -jnp.inf
+    maximum, delta = (
+        jnp.where(is_blind, jnp.inf, maximum),
+        jnp.where(is_blind, 0, delta),
+    )
     parts = [maximum, log_sum * LOG2E]
     if is_linear:
         parts = [(maximum + log_sum) * LOG2E]

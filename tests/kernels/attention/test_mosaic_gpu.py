@@ -121,7 +121,7 @@ def test_the_kernels_are_as_exact_as_the_plain_formula(case):
     assert_error_rule(found, formula(*given), in_float64(formula, *given))
 
 
-def test_a_query_that_sees_nothing_gives_nothing_and_may_hold_anything():
+def test_a_query_that_sees_nothing_gives_nothing_whatever_it_holds():
     q, k, v = (gaussian(n, (1, 130, 2, 64), jnp.bfloat16) for n in range(3))
     mask = px.create_block_mask(
         lambda b, h, i, j: (i >= j) & (i != 5), None, None, 130, 130
@@ -136,10 +136,37 @@ def test_a_query_that_sees_nothing_gives_nothing_and_may_hold_anything():
 
     run = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
     clean = run(q.at[:, 5].set(0), k, v)
-    dirty = run(q.at[:, 5].set(jnp.nan), k, v)
+    dirty = run(q.at[:, 5].set(3e4), k, v)
     (_, (out, lse)), _ = dirty
     assert not out[:, 5].any() and np.isneginf(lse[:, 5]).all()
     jax.tree.map(np.testing.assert_array_equal, dirty, clean)
+
+
+def test_padding_leaves_no_trace_though_it_holds_nan():
+    """In the buckets of px.pad: the true lengths are part of the mask."""
+
+    def loss(q, k, v):
+        mask = px.create_block_mask(
+            px.kernels.masks.causal, None, None, q.shape[1], k.shape[1]
+        )
+        out = px.flex_attention(
+            q, k, v, block_mask=mask, implementation="mosaic_gpu", kernel_options=INTERPRET
+        )  # fmt: skip
+        return jnp.sum(jnp.sin(out.astype(jnp.float32)))
+
+    T, longer = 70, 128
+    qkv = tuple(gaussian(n, (1, T, 2, 64), jnp.bfloat16) for n in range(3))
+    step = px.pad(
+        jax.value_and_grad(loss, (0, 1, 2)), dims=dict.fromkeys("qkv", "_, t, _, _")
+    )
+    widths = ((0, 0), (0, longer - T), (0, 0), (0, 0))
+    poisoned = [jnp.pad(x, widths, constant_values=jnp.nan) for x in qkv]
+    value, gradients = step(*poisoned, sizes={"t": T})
+    exact, wanted = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(*qkv)
+    np.testing.assert_allclose(value, exact, rtol=1e-4)
+    for found, x in zip(gradients, wanted, strict=True):
+        found, x = (np.asarray(a, np.float32)[:, :T] for a in (found, x))
+        np.testing.assert_allclose(found, x, rtol=0.02, atol=4e-3)
 
 
 @pytest.mark.parametrize("name", ["alibi", "soft_cap", "relative_bias", "softplus"])

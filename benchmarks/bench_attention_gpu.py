@@ -1,0 +1,388 @@
+"""flex_attention on a Hopper GPU: the fused kernels against torch's and cuDNN's.
+
+    XLA_PYTHON_CLIENT_PREALLOCATE=false python -m benchmarks.bench_attention_gpu
+
+needs a Python with jax's CUDA plugin and torch. Eight programs, 64 and 128 channels,
+4,096 and 16,384 tokens, 16 heads, bfloat16, forward and backward apart. A time is that
+of a call in a queue of calls, the median of several queues; rivals take turns. TFLOP/s
+count unmasked scores alone: 4 operations a score and channel forward, 10 backward.
+Errors are mean distances from the formula in float64, for one head, and how many times
+as large they are as those of the formula in bfloat16. `--programs`, `--lengths` and
+`--channels` run a part; parts of the same tree and device are merged in the file.
+"""
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pliax as px
+from benchmarks import harness
+from benchmarks.attention_workloads import (
+    Program,
+    alibi,
+    causal,
+    document_ids,
+    documents,
+    soft_cap,
+)
+
+
+OUTPUT = Path(__file__).parent / "results" / "attention_gpu.json"
+WINDOW = 1024
+# Forward bars over torch flex with 64 and 128 channels, and over cuDNN.
+FLEX_BARS = {"soft cap": (1.6, 2.0), "documents": (1.5, 1.5), "table": (1.5, 1.5)}
+FLEX_BARS |= {"dense": (1.1, 1.15), "causal": (1.1, 1.15)}
+OTHERS_BAR, BACKWARD_BAR = (1.15, 1.3), 1.25
+CUDNN_BARS = {"forward": 0.95, "backward": 0.85}
+
+
+def window(xp: Any, S: int) -> Any:
+    return lambda b, h, q, k: (q >= k) & (q - k < WINDOW)
+
+
+def prefix(xp: Any, S: int) -> Any:
+    return lambda b, h, q, k: (q >= k) | (k < S // 4)
+
+
+def table(xp: Any, S: int) -> Any:
+    bias = xp.asarray(np.random.default_rng(2).normal(size=2 * S).astype(np.float32))
+    return lambda score, b, h, q, k: score + bias[q - k + S]
+
+
+PROGRAMS = {
+    "dense": Program(),
+    "causal": Program(mask=causal),
+    "alibi": Program(score=alibi, mask=causal),
+    "soft cap": Program(score=soft_cap, mask=causal),
+    "window": Program(mask=window),
+    "documents": Program(mask=documents),
+    "prefix": Program(mask=prefix),
+    "table": Program(score=table, mask=causal),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program at one size."""
+
+    program: str
+    S: int
+    D: int
+    B: int
+    H: int = 16
+
+    @property
+    def scores(self) -> int:
+        """How many are not masked."""
+        S, rows = self.S, np.arange(1, self.S + 1)
+        match self.program:
+            case "dense":
+                seen = S * S
+            case "window":
+                seen = int(np.minimum(rows, WINDOW).sum())
+            case "prefix":
+                seen = int(np.maximum(rows, S // 4).sum())
+            case "documents":
+                counts = np.bincount(document_ids(S)).astype(np.int64)
+                seen = int((counts * (counts + 1) // 2).sum())
+            case _:
+                seen = int(rows.sum())
+        return seen * self.B * self.H
+
+    def mods(self, xp: Any) -> tuple[Any, Any]:
+        """score_mod and mask_mod, or None."""
+        program = PROGRAMS[self.program]
+        size = self.S if self.program == "table" else self.H
+        score = program.score and program.score(xp, size)
+        return score, program.mask and program.mask(xp, self.S)
+
+    def arrays(self) -> list[np.ndarray]:
+        """q, k, v and the output's cotangent, of float32."""
+        rng = np.random.default_rng(0)
+        shape = (self.B, self.S, self.H, self.D)
+        return [rng.standard_normal(shape, dtype=np.float32) for _ in range(4)]
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """Who computes a case: a call to be queued, the wait, and one head's results."""
+
+    name: str
+    direction: str
+    call: Callable[[], Any]
+    wait: Callable[[Any], Any]
+    head: Callable[[Any], list[np.ndarray]]
+    compile_s: float
+
+
+# --- entrants -------------------------------------------------------------------------
+
+
+def _one_head(results: Any) -> list[np.ndarray]:
+    return [
+        np.asarray(x[0, :, 0].astype(jnp.float32)) for x in jax.tree.leaves(results)
+    ]
+
+
+def in_jax(name: str, attend: Any, arrays: Sequence[jax.Array]) -> Iterator[Entrant]:
+    """Forward and backward of a function of q, k and v."""
+    *qkv, d_out = arrays
+    for direction in ("forward", "backward"):
+        if direction == "forward":
+            run, given = jax.jit(attend), tuple(qkv)
+        else:
+            _, vjp = jax.jit(partial(jax.vjp, attend))(*qkv)
+            run, given = jax.jit(lambda vjp, d: vjp(d)), (vjp, d_out)
+        start = time.perf_counter()
+        compiled = run.lower(*given).compile()
+        seconds = time.perf_counter() - start
+        call = partial(compiled, *given)
+        yield Entrant(name, direction, call, jax.block_until_ready, _one_head, seconds)
+
+
+def ours(case: Case, arrays: Sequence[jax.Array], options: Any) -> Iterator[Entrant]:
+    score_mod, mask_mod = case.mods(jnp)
+    mask = mask_mod and px.create_block_mask(mask_mod, None, None, case.S, case.S)
+    attend = partial(
+        px.flex_attention, score_mod=score_mod, block_mask=mask,
+        implementation="mosaic_gpu", kernel_options=options,
+    )  # fmt: skip
+    yield from in_jax("pliax", attend, arrays)
+
+
+def cudnn(case: Case, arrays: Sequence[jax.Array]) -> Iterator[Entrant]:
+    is_causal = case.program == "causal"
+    attend = partial(
+        jax.nn.dot_product_attention, is_causal=is_causal, implementation="cudnn"
+    )
+    yield from in_jax("cuDNN", attend, arrays)
+
+
+def torch_flex(case: Case, arrays: Sequence[np.ndarray]) -> Iterator[Entrant]:
+    """torch.compile(flex_attention), with its default options."""
+    import torch  # pyright: ignore[reportMissingImports]  # the machine with the GPU has it
+    from torch.nn.attention import (  # pyright: ignore[reportMissingImports]
+        flex_attention as flex,
+    )
+
+    class Cuda:
+        tanh = torch.tanh
+
+        @staticmethod
+        def asarray(x: Any) -> Any:
+            return torch.as_tensor(x, device="cuda")
+
+    torch._dynamo.reset()
+    score_mod, mask_mod = case.mods(Cuda)
+    mask = mask_mod and flex.create_block_mask(mask_mod, None, None, case.S, case.S)
+    heads_first = (torch.as_tensor(x).cuda().bfloat16().transpose(1, 2) for x in arrays)
+    *qkv, d_out = (x.contiguous() for x in heads_first)
+    compiled = torch.compile(flex.flex_attention, dynamic=False)
+
+    def wait(result: Any) -> Any:
+        torch.cuda.synchronize()
+        return result
+
+    def head(results: Any) -> list[np.ndarray]:
+        results = results if isinstance(results, tuple) else (results,)
+        return [x[0, 0].detach().float().cpu().numpy() for x in results]
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return compiled(*qkv, score_mod=score_mod, block_mask=mask)
+
+    start = time.perf_counter()
+    wait(forward())
+    seconds = time.perf_counter() - start
+    yield Entrant("torch flex", "forward", forward, wait, head, seconds)
+    leaves = [x.detach().requires_grad_() for x in qkv]
+    start = time.perf_counter()
+    out = compiled(*leaves, score_mod=score_mod, block_mask=mask)
+    backward = partial(torch.autograd.grad, out, leaves, d_out, retain_graph=True)
+    wait(backward())
+    seconds = time.perf_counter() - start
+    yield Entrant("torch flex", "backward", backward, wait, head, seconds)
+
+
+def if_it_compiles(entrants: Iterator[Entrant]) -> Iterator[Entrant]:
+    """Without the passes for which torch finds no configuration; it says so."""
+    try:
+        yield from entrants
+    except RuntimeError as error:
+        print(f"torch flex: {str(error).strip().splitlines()[0]}", flush=True)
+
+
+# --- errors ---------------------------------------------------------------------------
+
+
+def formula(case: Case, dtype: Any, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Output and gradients of the first head, each step in one dtype."""
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        score_mod, mask_mod = case.mods(jnp)
+        at = (0, 0, jnp.arange(case.S)[:, None], jnp.arange(case.S)[None])
+        s = (q @ k.T) * jnp.asarray(case.D**-0.5, dtype)
+        s = s if score_mod is None else score_mod(s, *at).astype(dtype)
+        s = s if mask_mod is None else jnp.where(mask_mod(*at), s, -jnp.inf)
+        return jax.nn.softmax(s, axis=-1) @ v
+
+    with jax.enable_x64(True):
+        half = (jnp.asarray(x[0, :, 0], jnp.bfloat16).astype(dtype) for x in arrays)
+        *qkv, d_out = half
+        out, vjp = jax.vjp(jax.jit(attend), *qkv)
+        return [np.asarray(x, np.float64) for x in (out, *vjp(d_out))]
+
+
+def mean_errors(
+    found: Sequence[np.ndarray], golden: Sequence[np.ndarray]
+) -> list[float]:
+    pairs = zip(found, golden, strict=True)
+    return [float(np.abs(x.astype(np.float64) - y).mean()) for x, y in pairs]
+
+
+# --- measurement ----------------------------------------------------------------------
+
+
+def queue_ms(entrant: Entrant, queue_s: float = 0.02) -> Callable[[], float]:
+    """Milliseconds of a call among as many as take `queue_s`."""
+
+    def measure(count: int) -> float:
+        entrant.wait(None if not count else entrant.call())
+        start, result = time.perf_counter(), None
+        for _ in range(count):
+            result = entrant.call()
+        entrant.wait(result)
+        return 1e3 * (time.perf_counter() - start) / count
+
+    measure(3)
+    count = max(3, round(1e3 * queue_s / measure(3)))
+    return lambda: measure(count)
+
+
+def run_case(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
+    arrays = case.arrays()
+    on_device = [jnp.asarray(x, jnp.bfloat16) for x in arrays]
+    entrants = list(ours(case, on_device, {"interpret": 1} if options.quick else None))
+    if not options.quick:
+        if case.program in ("dense", "causal"):
+            entrants += cudnn(case, on_device)
+        if not options.without_torch:
+            entrants += if_it_compiles(torch_flex(case, arrays))
+    golden = formula(case, jnp.float64, arrays)
+    plain = mean_errors(formula(case, jnp.bfloat16, arrays), golden)
+    rows = []
+    for direction, part in (("forward", slice(0, 1)), ("backward", slice(1, 4))):
+        here = [x for x in entrants if x.direction == direction]
+        clocks = [queue_ms(x, 1e-3 if options.quick else 0.02) for x in here]
+        turns = [[clock() for clock in clocks] for _ in range(options.samples)]
+        for entrant, times in zip(here, zip(*turns, strict=True), strict=True):
+            errors = mean_errors(entrant.head(entrant.call()), golden[part])
+            per_score = 4 if direction == "forward" else 10
+            work, median = per_score * case.D * case.scores, float(np.median(times))
+            rows.append(
+                {
+                    **asdict(case),
+                    "direction": direction,
+                    "rival": entrant.name,
+                    "median_ms": median,
+                    "samples_ms": list(times),
+                    "tflops": work / median / 1e9,
+                    "mean_errors": errors,
+                    "over_plain": [
+                        e / p for e, p in zip(errors, plain[part], strict=True)
+                    ],
+                    "compile_s": entrant.compile_s,
+                }
+            )
+            report(rows[-1])
+    return rows
+
+
+def report(row: dict[str, Any]) -> None:
+    print(
+        f"{row['program']:>10} S={row['S']:<6} D={row['D']:<4} {row['direction']:<9}"
+        f"{row['rival']:<11}{row['median_ms']:8.3f} ms {row['tflops']:6.0f} TFLOP/s  "
+        f"error {max(row['over_plain']):.2f} of plain  "
+        f"compile {row['compile_s']:.1f} s",
+        flush=True,
+    )
+
+
+def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every bar, and by how much it is met."""
+    times = {_key(row): row["median_ms"] for row in rows}
+    found = []
+    for row in (x for x in rows if x["rival"] == "pliax"):
+        program, wide = row["program"], row["D"] >= 128
+        bars = {"torch flex": BACKWARD_BAR}
+        if row["direction"] == "forward":
+            bars["torch flex"] = FLEX_BARS.get(program, OTHERS_BAR)[wide]
+        if program in ("dense", "causal"):
+            bars["cuDNN"] = CUDNN_BARS[row["direction"]]
+        for rival, bar in bars.items():
+            theirs = times.get(_key({**row, "rival": rival}))
+            if theirs is not None:
+                ratio = theirs / row["median_ms"]
+                name = f"{program} S={row['S']} D={row['D']} {row['direction']} {rival}"
+                found.append(
+                    {"name": name, "ratio": ratio, "bar": bar, "passed": ratio >= bar}
+                )
+    return found
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[x] for x in ("program", "S", "D", "direction", "rival"))
+
+
+def merged(output: Path, record: dict[str, Any], rows: list[Any]) -> list[Any]:
+    """The new rows, and those of the file that were measured on the same."""
+    if not output.exists():
+        return rows
+    old = json.loads(output.read_text())
+    if (old["tree"], old["device"]) != (record["tree"], record["device"]):
+        return rows
+    new = {_key(row) for row in rows}
+    return [row for row in old["rows"] if _key(row) not in new] + rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS)
+    )
+    parser.add_argument("--lengths", nargs="+", type=int, default=[4096, 16384])
+    parser.add_argument("--channels", nargs="+", type=int, default=[64, 128])
+    parser.add_argument("--samples", type=int, default=9)
+    parser.add_argument("--without-torch", action="store_true")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny, interpreted, anywhere"
+    )
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    options = parser.parse_args()
+    record, rows = harness.environment_record(), []
+    for S, D, program in product(options.lengths, options.channels, options.programs):
+        batch, heads = (1, 2) if options.quick else (max(2, 16384 // S), 16)
+        rows += run_case(Case(program, S, D, batch, heads), options)
+        gc.collect()
+        bars = verdicts(whole := merged(options.output, record, rows))
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({**record, "bars": bars, "rows": whole}, indent=1)
+        options.output.write_text(text + "\n")
+    for bar in bars:
+        verdict = "pass" if bar["passed"] else "MISS"
+        print(f"{verdict}  {bar['name']}: {bar['ratio']:.2f} (>= {bar['bar']})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The GPU benchmark of attention: what it counts, what it writes, what it concludes."""
+
+import json
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pliax as px
+from benchmarks import bench_attention_gpu as bench
+
+
+@pytest.mark.parametrize("program", bench.PROGRAMS)
+def test_the_scores_counted_are_those_the_mask_shows(program, monkeypatch):
+    monkeypatch.setattr(bench, "WINDOW", 9)
+    case = bench.Case(program, S=48, D=64, B=2, H=3)
+    mask_mod = case.mods(jnp)[1] or px.kernels.masks.noop_mask
+    assert case.scores == 6 * int(px.create_mask(mask_mod, None, None, 48, 48).sum())
+
+
+def test_a_verdict_is_the_rivals_time_over_ours():
+    row = {"program": "causal", "S": 4096, "D": 128, "direction": "forward"}
+    times = {"pliax": 2.0, "cuDNN": 1.8, "torch flex": 2.4}
+    rows = [{**row, "rival": name, "median_ms": ms} for name, ms in times.items()]
+    found = {x["name"].rsplit(" forward ")[1]: x for x in bench.verdicts(rows)}
+    assert (
+        found["cuDNN"]["ratio"] == pytest.approx(0.9) and not found["cuDNN"]["passed"]
+    )
+    assert found["torch flex"]["bar"] == 1.15 and found["torch flex"]["passed"]
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_a_quick_run_has_an_error_beside_each_time(tmp_path, monkeypatch):
+    output = tmp_path / "record.json"
+    sizes = [
+        "--programs",
+        "causal",
+        "--lengths",
+        "128",
+        "--channels",
+        "64",
+        "--samples",
+        "1",
+    ]
+    monkeypatch.setattr(
+        sys, "argv", ["bench", "--quick", *sizes, "--output", str(output)]
+    )
+    bench.main()
+    record = json.loads(output.read_text())
+    assert [x["direction"] for x in record["rows"]] == ["forward", "backward"]
+    for row in record["rows"]:
+        assert row["samples_ms"] and row["tflops"] > 0
+        assert np.all(np.asarray(row["over_plain"]) < 1.1)
