@@ -1,6 +1,6 @@
 """flex_attention on a Hopper GPU: the fused kernels against torch's and cuDNN's.
 
-    XLA_PYTHON_CLIENT_PREALLOCATE=false python -m benchmarks.bench_attention_gpu
+    XLA_PYTHON_CLIENT_PREALLOCATE=false python benchmarks/bench_attention_gpu.py
 
 needs a Python with jax's CUDA plugin and torch. Eight programs, 64 and 128 channels,
 4,096 and 16,384 tokens, 16 heads, bfloat16, forward and backward apart. A time is that
