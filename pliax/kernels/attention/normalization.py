@@ -28,9 +28,9 @@ from pliax.core.jaxprs import ClosedFunction
 # What Mosaic GPU computes for each element of an array.
 _NATIVE = frozenset(
     (
-        *("abs", "add", "and", "atan2", "clamp", "convert_element_type", "cos", "div"),
+        *("abs", "add", "and", "clamp", "convert_element_type", "cos", "div"),
         *("eq", "exp", "exp2", "ge", "gt", "integer_pow", "le", "log", "log2"),
-        *("logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "rem"),
+        *("logistic", "lt", "max", "min", "mul", "ne", "neg", "or", "rem"),
         *("round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic"),
         *("shift_right_logical", "sign", "sin", "square", "sub", "tanh", "xor"),
     )
@@ -93,6 +93,10 @@ def is_elementwise(eqn: Any) -> bool:
     name, avals = eqn.primitive.name, [v.aval for v in (*eqn.invars, *eqn.outvars)]
     kinds = _KINDS | _HALVES if name == "convert_element_type" else _KINDS
     known = name in _NATIVE or name in _EXPANSIONS
+    if name == "rem":
+        known = jnp.issubdtype(avals[0].dtype, jnp.integer)
+    if name == "select_n":
+        known = avals[0].dtype == jnp.bool_
     return known and all(a.shape == () and a.dtype in kinds for a in avals)
 
 
@@ -138,12 +142,17 @@ def _expm1(x: Any) -> Any:
     return jnp.where(u == 1, x, jnp.where(extreme, less, found))
 
 
+def _not(x: Any) -> Any:
+    return x ^ True if x.dtype == jnp.bool_ else ~x
+
+
 def _pow(x: Any, y: Any) -> Any:
     """2^(y log2 |x|), with the sign of an odd power and NaN of a broken one."""
     y = y.astype(x.dtype)
     size = lax.exp2(y * lax.log2(abs(x)))
-    is_odd = abs(lax.rem(y, jnp.asarray(2, y.dtype))) == 1
-    signed = jnp.where(_nearest(y) == y, jnp.where(is_odd, -size, size), np.nan)
+    is_odd = _nearest(y / 2) != y / 2
+    broken = jnp.where(x == -np.inf, size, np.nan)
+    signed = jnp.where(_nearest(y) == y, jnp.where(is_odd, -size, size), broken)
     return jnp.where((y == 0) | (x == 1), 1.0, jnp.where(x < 0, signed, size))
 
 
@@ -171,6 +180,7 @@ _EXPANSIONS: dict[str, Callable[..., Any]] = {
     "floor": _floor,
     "is_finite": lambda x: abs(x) < np.inf,
     "log1p": _log1p,
+    "not": _not,
     "one_minus_square": lambda x: (1 - x) * (1 + x),
     "population_count": _population_count,
     "pow": _pow,
