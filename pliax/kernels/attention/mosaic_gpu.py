@@ -44,6 +44,7 @@ from .mosaic_gpu_tiles import (
     i32,
     multiply,
     operands,
+    reach,
     run_kernel,
     shared_memory,
     zeros,
@@ -108,7 +109,7 @@ def forward(
     call = call_of(arrays, block_mask, scale=scale, interpret=interpret)
     query, key, value = map(aligned, arrays)
     config = forward_config(max(key.shape[3], value.shape[3]), call.blocks)
-    blocks = {"q": config.span, "k": config.columns}
+    blocks = {"q": config.span, "k": reach(config, call.blocks)}
     score, mask = mods_of(call, score_mod, block_mask, blocks)
     lists = None if block_mask is None else block_mask.lists(transposed=False)
     kernel = _Forward(call, config, score, mask, block_mask is not None, query.dtype)
@@ -231,7 +232,7 @@ class _ThreadBlock:
         _, key, value = self.arrays[0]
         sides = ((key, scratch.keys), (value, scratch.values))
 
-        @pl.loop(0, visits.total)
+        @pl.loop(i32(0), visits.total)
         def _(i: Any) -> None:
             slot = lax.rem(i, i32(stages))
             rows = pl.ds(visits.first(i), self.kernel.config.columns)
@@ -257,7 +258,8 @@ class _ThreadBlock:
         where = (b, pl.ds(first, config.rows), h)
         plgpu.copy_gmem_to_smem(query.at[where], mine, scratch.queries_here.at[group])
         plgpu.barrier_wait(scratch.queries_here.at[group])
-        tile = Tile(b, h, first, config, "q", call.sizes, call.interpret)
+        whole = reach(config, call.blocks)
+        tile = Tile(b, h, first, config, whole, "q", call.sizes, call.interpret)
         step = _Step(self, visits, mine, *self.mods(tile), tile)
         pl.when(visits.total > 0)(lambda: plgpu.barrier_wait(scratch.here[0].at[0]))
         self.take_turn(group == 1)

@@ -1,15 +1,18 @@
 """What the Mosaic GPU kernels do not do, and why."""
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from .normalization import with_slope
 from .separation import MASK_MOD, SCORE_MOD, Inseparable, separate
 
 
 _CAPABILITY = "9.0"  # wgmma and TMA as the kernels use them
 _CHANNELS = 256  # whose sums fit into the registers of a warpgroup
+_ELEMENTS = 2**31 - 1  # of an array whose elements are looked up by an int32
 _BLOCK = 64  # rows of one instruction of the tensor cores
 
 
@@ -21,7 +24,7 @@ def refusal(
         (None if interpret else _refused_device())
         or _refused_arrays(*arrays)
         or _refused_mask(block_mask)
-        or _refused_mods(score_mod, block_mask)
+        or _refused_mods(arrays[0].shape, score_mod, block_mask)
     )
 
 
@@ -58,14 +61,21 @@ def _refused_mask(block_mask: Any) -> str | None:
     )
 
 
-def _refused_mods(score_mod: Any, block_mask: Any) -> str | None:
-    mods = [("score_mod", score_mod, SCORE_MOD)]
+def _refused_mods(shape: Any, score_mod: Any, block_mask: Any) -> str | None:
+    B, _, H, _ = shape
+    mods = []
+    if score_mod is not None:
+        mods.append(("score_mod", lambda: score_mod, SCORE_MOD))
+        mods.append(("score_mod's slope", lambda: with_slope(score_mod), SCORE_MOD))
     if block_mask is not None:
-        mods.append(("mask_mod", block_mask.mask_mod, MASK_MOD))
+        mods.append(("mask_mod", lambda: block_mask.mask_mod, MASK_MOD))
     for name, mod, roles in mods:
         try:
-            if mod is not None:
-                separate(mod, roles)
+            separated = separate(mod(), roles)
         except Inseparable as reason:
             return f"of {name}, {reason}"
+        for x in separated.hoisted:
+            copies = math.prod({"b": B, "h": H}.get(a, 1) for a in x.axes)
+            if x.is_looked_up and copies * x.variable.aval.size > _ELEMENTS:
+                return f"of {name}, {x.variable.aval} has more than 2^31 elements"
     return None

@@ -15,6 +15,7 @@ import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array
 
@@ -85,6 +86,7 @@ class Tile:
         h: Query head.
         first: The first of its rows.
         config: Its size.
+        reach: Columns that are visited together: the last ones may be beyond the end.
         rows: "q", or "k" if it lies on its side.
         sizes: Sequences, heads, queries and keys, by "bhqk".
         interpret: Whether the kernel runs in JAX's interpreter.
@@ -94,6 +96,7 @@ class Tile:
     h: Any
     first: Any
     config: Config
+    reach: int
     rows: str
     sizes: Mapping[str, int]
     interpret: bool
@@ -126,7 +129,7 @@ class Tile:
     def column_index(self, first: Any) -> Any:
         """Of each column, likewise."""
         index = plgpu.broadcasted_iota(jnp.int32, self.shape[1:], 0, layout=COLUMN)
-        return self._inside(index + first, self.columns, self.config.columns)
+        return self._inside(index + first, self.columns, self.reach)
 
     def _inside(self, index: Any, axis: str, block: int) -> Any:
         n = self.sizes[axis]
@@ -135,7 +138,7 @@ class Tile:
     def is_column_real(self, first: Any) -> Any:
         """Which columns are not beyond the end; None if none can be."""
         n = self.sizes[self.columns]
-        if n % self.config.columns == 0:
+        if n % self.reach == 0:
             return None
         index = plgpu.broadcasted_iota(jnp.int32, self.shape[1:], 0, layout=COLUMN)
         return self.spread(index + first < n, "column", "tile")
@@ -212,6 +215,11 @@ class ModOnTile:
         return x != 0 if is_bool else x
 
 
+def reach(config: Config, blocks: tuple[int, int] | None) -> int:
+    """Columns that are visited together: those of a mask's block, else of a tile."""
+    return config.columns if blocks is None else blocks[1]
+
+
 # --- visits ---------------------------------------------------------------------------
 
 
@@ -248,7 +256,7 @@ class Blocks:
         step = self.config.columns
         if lists is None or self.sizes is None:
             full, total = self.length // step, -(-self.length // step)
-            return Visits(full, total, lambda i: i * step)
+            return Visits(np.int32(full), np.int32(total), lambda i: i * np.int32(step))
         num, indices, full_num, full_indices = lists
         row = lax.div(first, i32(self.sizes[0]))
         at = (b if num.shape[0] > 1 else 0, h if num.shape[1] > 1 else 0, row)

@@ -27,8 +27,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from pliax.core.jaxprs import ClosedFunction, Program
-
 from .block_mask import BlockMask
 from .configs import Config, backward_config
 from .mosaic_gpu import Call, aligned, call_of
@@ -48,13 +46,16 @@ from .mosaic_gpu_tiles import (
     i32,
     multiply,
     operands,
+    reach,
     run_kernel,
     shared_memory,
     zeros,
 )
+from .normalization import with_slope
 from .separation import MASK_MOD, SCORE_MOD, is_literal
 
 
+_TILES = (128, 192)  # rows, and columns, that are loaded at once divide one of these
 _WIDE = 128  # channels: of more, registers hold the sums of one gradient at a time
 
 
@@ -73,7 +74,8 @@ def backward(
     d_out = cotangents[0].astype(arrays[0].dtype)
     padded = tuple(aligned(x) for x in (*arrays, d_out))
     is_linear = score_mod is None and scale > 0
-    statistics = _statistics(is_linear, results, cotangents)
+    whole = math.lcm(*_TILES, call.blocks[0] if call.blocks else 1)
+    statistics = _statistics(is_linear, whole, results, cotangents)
     is_wide = max(padded[1].shape[3], padded[2].shape[3]) > _WIDE
     found: list[Array] = []
     for wanted in (("q",), ("k",), ("v",)) if is_wide else (("q",), ("k", "v")):
@@ -85,7 +87,7 @@ def backward(
 
 
 def _statistics(
-    is_linear: bool, results: Any, cotangents: Any
+    is_linear: bool, whole: int, results: Any, cotangents: Any
 ) -> tuple[Float[Array, "B H T2"], ...]:
     """What is subtracted from scores, as powers of two, and delta, for whole tiles.
 
@@ -103,9 +105,8 @@ def _statistics(
     parts = [maximum, log_sum * LOG2E]
     if is_linear:
         parts = [(maximum + log_sum) * LOG2E]
-    multiple = math.lcm(128, 192)
     return tuple(
-        filled(heads_first(x), 2, multiple, fill)
+        filled(heads_first(x), 2, whole, fill)
         for x, fill in zip((*parts, delta), (jnp.inf, *[0.0] * len(parts)), strict=True)
     )
 
@@ -130,27 +131,15 @@ def _gradients(
         blocks = blocks[1], blocks[0]
     config = backward_config(rows, max(key.shape[3], value.shape[3]), blocks)
     other = "k" if rows == "q" else "q"
-    loaded = {rows: config.span, other: config.columns}
+    loaded = {rows: config.span, other: reach(config, blocks)}
     score = mask = None
     if score_mod is not None:
-        mod = score_mod if wanted == ("v",) else _with_slope(score_mod)
+        mod = score_mod if wanted == ("v",) else with_slope(score_mod)
         score = operands(mod, SCORE_MOD, call.sizes, loaded)
     if block_mask is not None:
         mask = operands(block_mask.mask_mod, MASK_MOD, call.sizes, loaded)
     kernel = _Backward(call, config, rows, wanted, blocks, score, mask, query.dtype)
     return kernel(stay, visit, statistics, as_lists(lists))
-
-
-def _with_slope(score_mod: ClosedFunction) -> ClosedFunction:
-    """The modified score, and how much it changes with the score."""
-    score, index = (jax.ShapeDtypeStruct((), x) for x in (jnp.float32, jnp.int32))
-
-    def both(s: Any, *indices: Any) -> Any:
-        one = jnp.ones_like(s)
-        return jax.jvp(lambda s: score_mod(s, *indices), (s,), (one,))
-
-    closed = jax.make_jaxpr(both)(score, *[index] * 4)
-    return ClosedFunction(Program(closed.jaxpr), tuple(closed.consts))
 
 
 @dataclass(frozen=True)
@@ -333,6 +322,7 @@ class _ThreadBlock:
                 *seen,
                 first + group * kernel.config.rows,
                 kernel.config,
+                reach(kernel.config, kernel.blocks),
                 kernel.rows,
                 kernel.call.sizes,
                 kernel.call.interpret,

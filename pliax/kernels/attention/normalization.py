@@ -7,8 +7,7 @@ A kernel inlines no call and has no `floor`, `pow` or `log1p`. What is missing i
 computed from what is there, by the identities below.
 
 References:
-    Higham, "Accuracy and Stability of Numerical Algorithms", 2nd edition, 2002, section
-    1.14.1 (expm1 and log1p, after Kahan).
+    Abramowitz and Stegun, "Handbook of Mathematical Functions", 1964, 4.1.27 and 4.2.1.
     Warren, "Hacker's Delight", 2nd edition, 2012, section 5-1 (population count).
 """
 
@@ -22,7 +21,7 @@ from jax import lax
 
 from pliax.core._jax import bind_equation
 from pliax.core.evaluation import evaluate
-from pliax.core.jaxprs import ClosedFunction
+from pliax.core.jaxprs import ClosedFunction, Program
 
 
 # What Mosaic GPU computes for each element of an array.
@@ -37,7 +36,10 @@ _NATIVE = frozenset(
 )
 _KINDS = frozenset(map(jnp.dtype, ("bool", "int32", "uint32", "float32")))
 _HALVES = frozenset(map(jnp.dtype, ("bfloat16", "float16")))
-_IDENTITIES = frozenset(("copy", "copy_p", "optimization_barrier", "stop_gradient"))
+_IDENTITIES = frozenset(
+    ("copy", "copy_p", "optimization_barrier", "pvary", "stop_gradient")
+)
+_SMALL = 0.25  # below it the series are exact to a rounding
 _CALLS = frozenset(
     ("checkpoint", "closed_call", "custom_jvp_call", "custom_vjp_call", "jit", "remat2")
 )
@@ -50,10 +52,8 @@ def flatten(mod: ClosedFunction) -> Any:
     concerns differentiation is gone: a kernel computes values.
     """
     jaxpr, count = mod.program.jaxpr, len(mod.captured)
-    shapes = [
-        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
-        for v in (*jaxpr.constvars, *jaxpr.invars)
-    ]
+    given = (*map(jax.typeof, mod.captured), *(v.aval for v in jaxpr.invars))
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given]
 
     def merged(*args: Any) -> Any:  # bias[b][h] reads no matrix, as bias[b, h] does not
         return evaluate(jaxpr, args[:count], args[count:])
@@ -88,6 +88,17 @@ def _results(eqn: Any, values: list[Any]) -> Sequence[Any]:
     return bind_equation(eqn, values)
 
 
+def with_slope(score_mod: ClosedFunction) -> ClosedFunction:
+    """The modified score, and how much it changes with the score: two results."""
+    score, index = (jax.ShapeDtypeStruct((), x) for x in (jnp.float32, jnp.int32))
+
+    def both(s: Any, *indices: Any) -> Any:
+        return jax.jvp(lambda s: score_mod(s, *indices), (s,), (jnp.ones_like(s),))
+
+    closed = jax.make_jaxpr(both)(score, *[index] * 4)
+    return ClosedFunction(Program(closed.jaxpr), tuple(closed.consts))
+
+
 def is_elementwise(eqn: Any) -> bool:
     """Whether a kernel computes this equation for each element of a tile."""
     name, avals = eqn.primitive.name, [v.aval for v in (*eqn.invars, *eqn.outvars)]
@@ -102,8 +113,15 @@ def is_elementwise(eqn: Any) -> bool:
 
 def compute(eqn: Any, operands: Sequence[Any]) -> Any:
     """The result of an elementwise equation for arrays of one shape."""
-    if expansion := _EXPANSIONS.get(eqn.primitive.name):
+    name, is_bool = eqn.primitive.name, operands[0].dtype == jnp.bool_
+    if expansion := _EXPANSIONS.get(name):
         return expansion(*operands)
+    if name in ("max", "min") and is_bool:
+        return operands[0] | operands[1] if name == "max" else operands[0] & operands[1]
+    if name == "convert_element_type" and eqn.params["new_dtype"] == jnp.bool_:
+        return operands[0] if is_bool else operands[0] != 0
+    if name == "integer_pow":
+        return _integer_pow(operands[0], eqn.params["y"])
     (result,) = bind_equation(eqn, operands)
     return result
 
@@ -125,21 +143,32 @@ def _ceil(x: Any) -> Any:
     return jnp.where(whole < x, whole + 1, whole)
 
 
+def _series(x: Any, *coefficients: float) -> Any:
+    """1 + c x (1 + c' x (1 + ...))."""
+    total = 1.0
+    for c in coefficients[::-1]:
+        total = 1 + c * x * total
+    return total
+
+
 def _log1p(x: Any) -> Any:
-    """log(u) x / (u - 1) for u = 1 + x: what rounds u wrong cancels."""
-    u = 1 + x
-    exact = (u == 1) | (u == np.inf)
-    slope = x / jnp.where(exact, 1.0, u - 1)
-    return jnp.where(u == 1, x, jnp.where(u == np.inf, u, lax.log(u) * slope))
+    """2 artanh(x / (2 + x)) by its series where log(1 + x) would cancel."""
+    t = x / (2 + x)
+    small = 2 * t * _series(t * t, 1 / 3, 3 / 5, 5 / 7, 7 / 9)
+    return jnp.where(abs(x) < _SMALL, small, lax.log(1 + x))
 
 
 def _expm1(x: Any) -> Any:
-    """(u - 1) x / log(u) for u = exp(x), likewise."""
-    u = lax.exp(x)
-    less = u - 1
-    extreme = (u == 1) | (less == -1) | (u == np.inf)
-    found = less * x / lax.log(jnp.where(extreme, 2.0, u))
-    return jnp.where(u == 1, x, jnp.where(extreme, less, found))
+    """X + x^2 / 2 + ... where exp(x) - 1 would cancel."""
+    small = x * _series(x, *(1 / n for n in range(2, 9)))
+    return jnp.where(abs(x) < _SMALL, small, lax.exp(x) - 1)
+
+
+def _integer_pow(x: Any, y: int) -> Any:
+    """Mosaic has those from x^2 on."""
+    if y < 0:
+        return 1 / _integer_pow(x, -y)
+    return lax.integer_pow(x, y) if y > 1 else (x if y else jnp.ones_like(x))
 
 
 def _not(x: Any) -> Any:
@@ -157,9 +186,9 @@ def _pow(x: Any, y: Any) -> Any:
 
 
 def _sqrt(x: Any) -> Any:
-    """X / sqrt(x), where that is not 0 / 0 or inf / inf."""
-    plain = (x == 0) | (x == np.inf)
-    return jnp.where(plain, x, x * lax.rsqrt(jnp.where(plain, 1.0, x)))
+    """X / sqrt(x), where that is neither 0 / 0 nor inf / inf."""
+    root = x * lax.rsqrt(jnp.maximum(x, np.finfo(np.float32).tiny))
+    return jnp.where(x < 0, np.nan, jnp.where(x == np.inf, x, root))
 
 
 def _population_count(x: Any) -> Any:

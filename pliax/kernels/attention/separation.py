@@ -147,6 +147,12 @@ def _check(separated: Separated, looked_up: set[Any]) -> None:
             raise Inseparable(f"no kernel computes {name} for each score ({kinds})")
     for x in separated.hoisted:
         v = x.variable
+        if v.aval.dtype.itemsize == 8:
+            raise Inseparable(
+                f"no kernel has numbers of 64 bits for each score ({v.aval})"
+            )
+        if x.is_looked_up and {"q", "k"} & set(x.axes):
+            raise Inseparable(f"it looks into an array {v.aval} of each query or key")
         if not x.is_looked_up and v.aval.size > 1:
             raise Inseparable(f"it uses a whole array {v.aval} for each score")
 

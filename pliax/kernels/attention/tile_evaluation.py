@@ -52,7 +52,7 @@ class Space:
 
 def compute_inside(separated: Separated, space: Space) -> list[Any]:
     """A mod's results on a tile; what they need is computed and loaded."""
-    inside = _Inside(separated, space, {})
+    inside = _Inside(separated, space, {}, {}, {})
     return [inside.read(v, "tile") for v in separated.jaxpr.outvars]
 
 
@@ -61,6 +61,8 @@ class _Inside:
     separated: Separated
     space: Space
     found: dict[Any, Any]
+    floats: dict[Any, Any]
+    known: dict[Any, Any]
 
     def kind(self, v: Any) -> str:
         return "scalar" if is_literal(v) else self.space.kind(self.separated.needs[v])
@@ -115,6 +117,12 @@ class _Inside:
         return to_float and self.bounds(eqn.invars[0]) is not None
 
     def as_float(self, v: Any, kind: str) -> Any:
+        key = (id(v), kind) if is_literal(v) else (v, kind)
+        if key not in self.floats:
+            self.floats[key] = self.make_float(v, kind)
+        return self.floats[key]
+
+    def make_float(self, v: Any, kind: str) -> Any:
         eqn, own = self.maker(v), self.kind(v)
         if eqn is None or eqn.primitive.name not in _SUMS or own != "tile":
             value = self.read(v, own).astype(jnp.float32)
@@ -146,6 +154,11 @@ class _Inside:
             return None
         if is_literal(v):
             return _small(int(v.val), int(v.val))
+        if v not in self.known:
+            self.known[v] = self.find_bounds(v)
+        return self.known[v]
+
+    def find_bounds(self, v: Any) -> tuple[int, int] | None:
         if role := self.separated.roles_of.get(v):
             return _small(0, self.space.limits.get(role, _EXACT + 1))
         eqn = self.maker(v)

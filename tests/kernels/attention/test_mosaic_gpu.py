@@ -8,18 +8,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import MASKS, MODS, gaussian
+from attention_cases import MASKS, MODS, Mod, gaussian
 from attention_plain import attention as plain_attention, pulled_back
 from helpers import assert_error_rule, in_float64
 
 import pliax as px
 from pliax.kernels.attention import mosaic_gpu, mosaic_gpu_vjp
 from pliax.kernels.attention.arguments import close_score_mod
+from pliax.kernels.attention.derivatives import widened
 
 
 INTERPRET = {"interpret": 1}
 EVERYTHING = px.AuxRequest(lse=True, max_scores=True)
-MOD = {x.name: x for x in MODS}
+BF16_TABLE = Mod(
+    "bf16_table",
+    lambda t: lambda s, b, h, q, k: s + (t[h, k] * t.dtype.type(2)).astype(s.dtype),
+    lambda t: lambda s, b, h, q, k: s + (2 * t)[None, :, None, :].astype(s.dtype),
+    floats=lambda T, S: ((4, S),),
+)
+MOD = {x.name: x for x in (*MODS, BF16_TABLE)}
 MASK = {x.name: x for x in MASKS}
 B, H = 2, 4
 
@@ -56,8 +63,13 @@ CASES = [
     Case(mod="softplus", channels=(32, 80), lengths=(37, 45), shares_keys=True),
     Case(mask="causal", lengths=(140, 140), block=(64, 192)),
     Case(lengths=(1, 17), scale=-0.3),
+    # Blocks that end beyond the keys, or the queries, though tiles do not.
+    Case(mask="noop", channels=(256, 256), lengths=(64, 192)),
+    Case(mask="noop", lengths=(64, 384), block=(64, 256)),
+    Case(mask="sliding_window", lengths=(300, 300), block=(512, 512)),
+    Case(mod="bf16_table", channels=(192, 192), lengths=(40, 40)),
 ]
-OFTEN = (0, 1, 3, 5, 8)
+OFTEN = (0, 1, 3, 5, 8, 12, 14)
 
 
 def operands(case):
@@ -142,6 +154,24 @@ def test_a_query_that_sees_nothing_gives_nothing_whatever_it_holds():
     jax.tree.map(np.testing.assert_array_equal, dirty, clean)
 
 
+def test_a_mod_is_asked_about_no_query_beyond_the_end():
+    qkv = tuple(gaussian(n, (1, 192, 1, 64), jnp.bfloat16) for n in range(3))
+    mask = px.create_block_mask(px.kernels.masks.causal, None, None, 192, 192)
+
+    def loss(qkv):
+        def score_mod(s, b, h, i, j):
+            return s + jnp.log((192 - i).astype(jnp.float32))
+
+        out = px.flex_attention(
+            *qkv, block_mask=mask, score_mod=score_mod,
+            implementation="mosaic_gpu", kernel_options=INTERPRET,
+        )  # fmt: skip
+        return jnp.sum(out.astype(jnp.float32))
+
+    gradients = jax.jit(jax.grad(loss))(qkv)
+    assert all(np.isfinite(np.asarray(x, np.float32)).all() for x in gradients)
+
+
 def test_padding_leaves_no_trace_though_it_holds_nan():
     """In the buckets of px.pad: the true lengths are part of the mask."""
 
@@ -183,6 +213,7 @@ def test_the_kernels_lower_for_a_gpu(name, D):
         for n, x in enumerate(mod.floats(T, T))
     )
     score_mod = close_score_mod(mod.make(*floats, *mod.others(T, T)), jnp.float32)
+    score_mod = widened(jax.tree.map(jnp.asarray, score_mod))
     arrays = tuple(gaussian(n, (1, T, H, D), jnp.bfloat16) for n in range(3))
     statistics = gaussian(4, (1, T, H)), gaussian(5, (1, T, H))
 

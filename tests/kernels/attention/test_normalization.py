@@ -37,6 +37,7 @@ FLOATS = {
     "is_finite": lambda s: jnp.where(jnp.isfinite(s), s, 7.0),
     "square root of a power": lambda s: lax.pow(s, jnp.float32(1.5)),
     "odd power": lambda s: lax.pow(s, jnp.float32(3)),
+    "inverse": lambda s: s**-1, "inverse square": lambda s: s**-2,
     "even power": lambda s: lax.pow(s, jnp.float32(-2)),
     "tanh's slope": lambda s: jax.jvp(jnp.tanh, (s,), (jnp.ones_like(s),))[1],
 }  # fmt: skip
@@ -56,6 +57,9 @@ INTEGERS = {
     "or of truths": lambda q, k: as_int((q > k) | (k > 2)),
     "xor of truths": lambda q, k: as_int((q > k) ^ (k > 2)),
     "equal truths": lambda q, k: as_int((q > k) == (k > 2)),
+    "greater truth": lambda q, k: as_int(jnp.maximum(q > k, k > 2)),
+    "lesser truth": lambda q, k: as_int(jnp.minimum(q > k, k > 2)),
+    "to a truth": lambda q, k: as_int((q - k).astype(jnp.bool_)),
     "select": lambda q, k: as_int(jnp.where(q > k, k > 2, q < 5)),
 }  # fmt: skip
 REFUSED = {
@@ -144,3 +148,29 @@ def test_the_refusal_names_the_primitive():
             x, x, x, score_mod=lambda s, b, h, q, k: lax.erf(s),
             implementation="mosaic_gpu", kernel_options={"interpret": 1},
         )  # fmt: skip
+
+
+LOOKED_INTO = {
+    "of each query": lambda t: lambda s, b, h, q, k: s + (t[q] * 2)[k],
+    "of each query, cast": lambda t: lambda s, b, h, q, k: s + as_float(t[q] > 0)[k],
+}
+
+
+@pytest.mark.parametrize("name", LOOKED_INTO)
+def test_an_array_made_for_each_query_is_not_looked_into(name):
+    mod = close(LOOKED_INTO[name](gaussian(0, (9, 9))), SCORE, *[INDEX] * 4)
+    with pytest.raises(Inseparable, match="of each query or key"):
+        separate(mod, SCORE_MOD)
+
+
+def test_a_sum_that_is_used_often_is_computed_once():
+    def mod(s, b, h, q, k):
+        d = q - k
+        for _ in range(40):
+            d = jnp.maximum(d, -d)
+        return s + as_float(d)
+
+    arrays = (gaussian(0, (1, 64, 1, 64), jnp.bfloat16),) * 3
+    closed = close(mod, SCORE, *[INDEX] * 4)
+    run = jax.jit(lambda x: mosaic_gpu.forward(x, closed, None, scale=0.1))
+    run.trace(arrays).lower(lowering_platforms=("cuda",))
