@@ -46,6 +46,8 @@ def _refused_arrays(query: Any, key: Any, value: Any) -> str | None:
         return (
             f"query, key and value must all be bfloat16 or all float16, found {found}"
         )
+    if jax.dtypes.canonicalize_dtype("int64") == jnp.int64:
+        return "it counts in 32 bits, and jax_enable_x64 is on"
     channels = max(key.shape[3], value.shape[3])
     if channels > _CHANNELS:
         return f"it takes up to {_CHANNELS} channels, found {channels}"

@@ -245,6 +245,15 @@ def test_what_the_kernels_cannot_do_is_refused_with_the_reason(name):
         px.flex_attention(*arrays, implementation="mosaic_gpu", kernel_options=options)
 
 
+def test_64_bits_are_refused_with_the_reason():
+    attend = partial(px.flex_attention, implementation="mosaic_gpu")
+    with (
+        jax.enable_x64(True),
+        pytest.raises(NotImplementedError, match="32 bits, and jax_enable_x64 is on"),
+    ):
+        attend(X, X, X, kernel_options=INTERPRET)
+
+
 def test_small_blocks_and_loops_in_a_mod_are_refused_with_the_reason():
     attend = partial(
         px.flex_attention,
