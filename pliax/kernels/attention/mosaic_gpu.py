@@ -43,6 +43,7 @@ from .mosaic_gpu_tiles import (
     heads_first,
     i32,
     multiply,
+    on_tile,
     operands,
     reach,
     run_kernel,
@@ -260,7 +261,9 @@ class _ThreadBlock:
         plgpu.barrier_wait(scratch.queries_here.at[group])
         whole = reach(config, call.blocks)
         tile = Tile(b, h, first, config, whole, "q", call.sizes, call.interpret)
-        step = _Step(self, visits, mine, *self.mods(tile), tile)
+        mods = self.kernel.score, self.kernel.mask
+        score, mask = on_tile(tile, mods, self.arrays[2:])
+        step = _Step(self, visits, mine, score, mask, tile)
         pl.when(visits.total > 0)(lambda: plgpu.barrier_wait(scratch.here[0].at[0]))
         self.take_turn(group == 1)
         empty = zeros(config.rows, value=-jnp.inf), zeros(config.rows)
@@ -271,12 +274,6 @@ class _ThreadBlock:
         )
         self.take_turn(group == 0)
         self.store(group, (b, h, first), *carry)
-
-    def mods(self, tile: Tile) -> tuple[ModOnTile | None, ModOnTile | None]:
-        refs, found = list(self.arrays[2:]), []
-        for mod in (self.kernel.score, self.kernel.mask):
-            found.append(mod and ModOnTile(tile, mod.separated, refs.pop(0)))
-        return found[0], found[1]
 
     def take_turn(self, condition: Any = None) -> None:
         """Lets the other warpgroup have the tensor cores, and waits for it."""

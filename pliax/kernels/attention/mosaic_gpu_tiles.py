@@ -215,6 +215,14 @@ class ModOnTile:
         return x != 0 if is_bool else x
 
 
+def on_tile(
+    tile: Tile, mods: Sequence[Operands | None], refs: Sequence[Any]
+) -> list[ModOnTile | None]:
+    """Mods in a kernel; `refs` are the arrays of those that there are."""
+    rest = iter(refs)
+    return [mod and ModOnTile(tile, mod.separated, next(rest)) for mod in mods]
+
+
 def reach(config: Config, blocks: tuple[int, int] | None) -> int:
     """Columns that are visited together: those of a mask's block, else of a tile."""
     return config.columns if blocks is None else blocks[1]

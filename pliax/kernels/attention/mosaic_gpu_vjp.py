@@ -29,7 +29,7 @@ from jaxtyping import Array, Float
 
 from .block_mask import BlockMask
 from .configs import Config, backward_config
-from .mosaic_gpu import Call, aligned, call_of
+from .mosaic_gpu import Call, aligned, call_of, mods_of
 from .mosaic_gpu_tiles import (
     COLUMN,
     LOG2E,
@@ -45,14 +45,14 @@ from .mosaic_gpu_tiles import (
     heads_first,
     i32,
     multiply,
-    operands,
+    on_tile,
     reach,
     run_kernel,
     shared_memory,
     zeros,
 )
 from .normalization import with_slope
-from .separation import MASK_MOD, SCORE_MOD, is_literal
+from .separation import is_literal
 
 
 _TILES = (128, 192)  # rows, and columns, that are loaded at once divide one of these
@@ -132,12 +132,9 @@ def _gradients(
     config = backward_config(rows, max(key.shape[3], value.shape[3]), blocks)
     other = "k" if rows == "q" else "q"
     loaded = {rows: config.span, other: reach(config, blocks)}
-    score = mask = None
-    if score_mod is not None:
-        mod = score_mod if wanted == ("v",) else with_slope(score_mod)
-        score = operands(mod, SCORE_MOD, call.sizes, loaded)
-    if block_mask is not None:
-        mask = operands(block_mask.mask_mod, MASK_MOD, call.sizes, loaded)
+    if score_mod is not None and wanted != ("v",):
+        score_mod = with_slope(score_mod)
+    score, mask = mods_of(call, score_mod, block_mask, loaded)
     kernel = _Backward(call, config, rows, wanted, blocks, score, mask, query.dtype)
     return kernel(stay, visit, statistics, as_lists(lists))
 
@@ -327,7 +324,8 @@ class _ThreadBlock:
                 kernel.call.sizes,
                 kernel.call.interpret,
             )
-            step = _Step(self, visits, stay, *self.mods(tile), tile)
+            score, mask = on_tile(tile, (kernel.score, kernel.mask), self.arrays.mods)
+            step = _Step(self, visits, stay, score, mask, tile)
             prepared = step.row_statistics()
             carry = lax.fori_loop(
                 i32(0), visits.full, partial(step, prepared, True), carry
@@ -346,12 +344,6 @@ class _ThreadBlock:
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(buffers[name], out.at[b, rows, h])
         plgpu.wait_smem_to_gmem(0)
-
-    def mods(self, tile: Tile) -> tuple[ModOnTile | None, ModOnTile | None]:
-        refs, found = list(self.arrays.mods), []
-        for mod in (self.kernel.score, self.kernel.mask):
-            found.append(mod and ModOnTile(tile, mod.separated, refs.pop(0)))
-        return found[0], found[1]
 
 
 @dataclass(frozen=True)
