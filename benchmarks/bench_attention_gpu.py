@@ -287,7 +287,9 @@ def run_case(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
         clocks = [queue_ms(x, 1e-3 if options.quick else 0.02) for x in here]
         turns = [[clock() for clock in clocks] for _ in range(options.samples)]
         for entrant, times in zip(here, zip(*turns, strict=True), strict=True):
-            errors = mean_errors(entrant.head(entrant.call()), golden[part])
+            found = entrant.head(entrant.call())
+            again = zip(found, entrant.head(entrant.call()), strict=True)
+            errors = mean_errors(found, golden[part])
             per_score = 4 if direction == "forward" else 10
             work, median = per_score * case.D * case.scores, float(np.median(times))
             rows.append(
@@ -302,6 +304,7 @@ def run_case(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
                     "over_plain": [
                         e / p for e, p in zip(errors, plain[part], strict=True)
                     ],
+                    "same_again": all(np.array_equal(x, y) for x, y in again),
                     "compile_s": entrant.compile_s,
                 }
             )

@@ -32,11 +32,9 @@ from .block_mask import BlockMask
 from .configs import Config, forward_config
 from .mosaic_gpu_tiles import (
     LOG2E,
-    Blocks,
     ModOnTile,
     Operands,
     Tile,
-    Visits,
     accumulate,
     as_lists,
     filled,
@@ -45,11 +43,11 @@ from .mosaic_gpu_tiles import (
     multiply,
     on_tile,
     operands,
-    reach,
     run_kernel,
     shared_memory,
     zeros,
 )
+from .mosaic_gpu_visits import Blocks, Visits, reach
 from .separation import MASK_MOD, SCORE_MOD
 
 
@@ -208,7 +206,8 @@ class _ThreadBlock:
 
     def run(self) -> None:
         config = self.kernel.config
-        h, tile, b = (lax.axis_index(x) for x in ("heads", "tiles", "batch"))
+        h, n, b = (lax.axis_index(x) for x in ("heads", "tiles", "batch"))
+        tile = lax.axis_size("tiles") - 1 - n  # a causal mask's last have most to do
         group = lax.axis_index("wg")
         lists = self.arrays[1] if self.kernel.has_lists else None
         call = self.kernel.call

@@ -1,4 +1,4 @@
-"""What the Mosaic GPU kernels share: a tile of scores, its mods, and the visits to it.
+"""What the Mosaic GPU kernels share: a tile of scores, its mods, and products.
 
 A tile has rows and columns; one on its side has keys as its rows. A warpgroup holds it
 in registers as the tensor cores leave it, a row as what a sum along it leaves, and a
@@ -15,7 +15,6 @@ import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array
 
@@ -223,65 +222,6 @@ def on_tile(
     return [mod and ModOnTile(tile, mod.separated, next(rest)) for mod in mods]
 
 
-def reach(config: Config, blocks: tuple[int, int] | None) -> int:
-    """Columns that are visited together: those of a mask's block, else of a tile."""
-    return config.columns if blocks is None else blocks[1]
-
-
-# --- visits ---------------------------------------------------------------------------
-
-
-class Visits(NamedTuple):
-    """The columns a row of tiles is combined with.
-
-    Attributes:
-        full: How many visits see everything; they come first.
-        total: How many there are.
-        first: From the number of a visit to its first column.
-    """
-
-    full: Any
-    total: Any
-    first: Callable[[Any], Any]
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The lists of a mask, or none: then every column is visited.
-
-    Attributes:
-        sizes: Rows and columns of a mask's block; None without a mask.
-        length: How many columns there are.
-        config: The kernel's.
-    """
-
-    sizes: tuple[int, int] | None
-    length: int
-    config: Config
-
-    def visits(self, lists: Any, b: Any, h: Any, first: Any) -> Visits:
-        """The visits of the rows from `first` on."""
-        step = self.config.columns
-        if lists is None or self.sizes is None:
-            full, total = self.length // step, -(-self.length // step)
-            return Visits(np.int32(full), np.int32(total), lambda i: i * np.int32(step))
-        num, indices, full_num, full_indices = lists
-        row = lax.div(first, i32(self.sizes[0]))
-        at = (b if num.shape[0] > 1 else 0, h if num.shape[1] > 1 else 0, row)
-        per = i32(self.sizes[1] // step)
-        full, total = full_num[at] * per, (full_num[at] + num[at]) * per
-
-        def column(i: Any) -> Any:
-            is_full = i < full
-            place = lax.div(jnp.where(is_full, i, i - full), per)
-            whole = full_indices[(*at, jnp.where(is_full, place, 0))]
-            part = indices[(*at, jnp.where(is_full, 0, place))]
-            block = jnp.where(is_full, whole, part)
-            return (block * per + lax.rem(i, per)) * step
-
-        return Visits(full, total, column)
-
-
 # --- arrays ---------------------------------------------------------------------------
 
 
@@ -308,16 +248,36 @@ def accumulate(
         after: What does not need the result.
     """
 
-    def issue(ref: Any) -> None:
-        plgpu.wgmma(ref, left, right)
+    def body(add: Any) -> None:
+        add(0, left, right)
         if after is not None:
             after()
 
+    (total,) = sums([acc], body, interpret)
+    return total
+
+
+def sums(given: Sequence[Any], body: Any, interpret: bool) -> list[Any]:
+    """Sums on the tensor cores, which work while `body` goes on.
+
+    Args:
+        given: What there is already: float32, in registers.
+        body: Gets `add(n, left, right)`, which starts to add a product to the n-th.
+        interpret: The interpreter takes operands from shared memory alone.
+    """
+
+    def issue(refs: Any) -> None:
+        body(lambda n, left, right: plgpu.wgmma(refs[n], left, right))
+
     if not interpret:
-        return pl.run_state(issue)(plgpu.ACC.init(acc))
-    if after is not None:
-        after()
-    return acc + jnp.dot(left, right[...], preferred_element_type=jnp.float32)
+        return pl.run_state(issue)([plgpu.ACC.init(x) for x in given])
+    found = list(given)
+
+    def add(n: int, left: Any, right: Any) -> None:
+        found[n] += jnp.dot(left, right[...], preferred_element_type=jnp.float32)
+
+    body(add)
+    return found
 
 
 def multiply(left: Any, right: Any, after: Any = None) -> Any:
@@ -343,37 +303,58 @@ def shared_memory(dtype: Any, *shape: int) -> Any:
     """Matrices in shared memory, as TMA writes and the tensor cores read them."""
     tiling: Any = plgpu.TilingTransform
     swizzle: Any = plgpu.SwizzleTransform
-    return plgpu.SMEM(shape, dtype, transforms=(tiling((8, 64)), swizzle(128)))
+    width = 128 // jnp.dtype(dtype).itemsize
+    return plgpu.SMEM(shape, dtype, transforms=(tiling((8, width)), swizzle(128)))
 
 
 def run_kernel(
-    body: Any, scratch: Any, grid: Any, config: Config, interpret: bool, **kw
-):
+    body: Any,
+    scratch: Any,
+    grid: Any,
+    config: Config,
+    interpret: bool,
+    *,
+    counters: tuple[int, ...] | None = None,
+    **kw: Any,
+) -> Any:
     """A kernel of compute warpgroups and one that moves data.
 
     Args:
         body: `(references, scratch)` to nothing, run by each warpgroup.
         scratch: What they share.
-        grid: Names and sizes.
+        grid: Names and sizes; thread blocks start with the last name's fastest.
         config: How many warpgroups.
-        interpret: Whether JAX's interpreter runs it, on any device.
+        interpret: Whether JAX's interpreter runs it, on any device, one thread block
+            after another.
+        counters: How many semaphores all thread blocks share, the last of the scratch;
+            None in the interpreter, which has none. Such a kernel also says itself
+            where its warps wait for each other.
         kw: `out_type`.
     """
+    has_counters = counters is not None
 
     def entry(*refs: Any) -> None:
-        pl.run_scoped(lambda *s: body(refs, s), *scratch, collective_axes="wg")
+        shared = [None] if has_counters else []
+        if counters is not None and not interpret:
+            shared = [pl.get_global(plgpu.SemaphoreType.REGULAR(counters))]
+        run = partial(pl.run_scoped, collective_axes="wg")
+        run(lambda *s: body(refs, (*s, *shared)), *scratch)
 
     if interpret:
         kw["interpret"] = plgpu.InterpretGPUParams()
-    return plgpu.kernel(
+    run = plgpu.kernel(
         entry,
         grid=tuple(grid.values()),
         grid_names=tuple(grid),
         num_threads=config.groups + 1,
         thread_name="wg",
-        compiler_params=plgpu.CompilerParams(approx_math=True),
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True, unsafe_no_auto_barriers=has_counters
+        ),
         **kw,
     )
+    # The copies that vmap makes of a kernel would count with the same counters.
+    return jax.custom_batching.sequential_vmap(run) if has_counters else run
 
 
 def heads_first(x: Array) -> Array:

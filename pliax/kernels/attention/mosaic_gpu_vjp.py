@@ -1,21 +1,22 @@
-"""flex_attention on Hopper GPUs: the backward pass, as two fused kernels.
+"""flex_attention on Hopper GPUs: the backward pass, as one fused kernel.
 
-    p = exp(s - maximum - log sum),   delta = sum(do o) - d lse
-    ds = p (do v - delta) ds/d(q k),  dq = ds k,  dk = ds' q,  dv = p' do
+A thread block has the keys of a row of tiles and visits the queries that see them, the
+last ones first; a tile lies on its side. Its warpgroups keep dk and dv in registers and
+exchange ds in shared memory. What they add to dq is handed over to the warpgroup that
+moves data, which adds it to dq in global memory:
 
-One kernel has queries as its rows and visits keys, for dq; the other has keys as its
-rows and visits queries, along the columns of the mask's lists, for dk and dv: there the
-tile lies on its side, the query heads of a key head are visited one after another, and
-nothing is added in an order that differs between runs. Scores are computed twice, which
-costs two products of seven and saves the atomic additions of dq.
+    s' = k q',  p' = exp(s' - maximum - log sum),  ds' = p' (v do' - delta) ds/d(q k)
+    dv = p' do,  dk = ds' q,  dq += ds k
 
-What `score_mod` captured gets its gradient elsewhere.
+The additions to a row of tiles of dq happen in the order of the keys: a counter says
+whose turn it is. So the sum is the same in every run, and as all thread blocks visit
+queries in the same order, and those of the first keys start first, few wait.
 
 References:
     Dao, "FlashAttention-2", 2023, Algorithm 2.
+    Shah et al., "FlashAttention-3", 2024, section B.1 (a warp that adds to dq).
 """
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,39 +25,33 @@ import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array, Float
+from jax import Array, lax
+from jaxtyping import Bool, Int
 
+from .block_lists import spread
 from .block_mask import BlockMask
-from .configs import Config, backward_config
+from .configs import backward_config
 from .mosaic_gpu import Call, aligned, call_of, mods_of
+from .mosaic_gpu_gradients import Gradient, Weights, statistics, with_slope_of_hidden
 from .mosaic_gpu_tiles import (
     COLUMN,
-    LOG2E,
-    ROW,
-    Blocks,
-    ModOnTile,
-    Operands,
     Tile,
-    Visits,
-    accumulate,
     as_lists,
-    filled,
-    heads_first,
     i32,
-    multiply,
     on_tile,
-    reach,
     run_kernel,
     shared_memory,
+    sums,
     zeros,
 )
+from .mosaic_gpu_visits import Backwards, Blocks, reach
+from .mosaic_gpu_wide_vjp import gradient_of
 from .normalization import with_slope
-from .separation import is_literal
 
 
-_TILES = (128, 192)  # rows, and columns, that are loaded at once divide one of these
 _WIDE = 128  # channels: of more, registers hold the sums of one gradient at a time
+_SQUARE = 64  # rows and columns of the pieces of dq
+_TOGETHER = 16  # heads whose thread blocks start together, while L2 holds their queries
 
 
 def backward(
@@ -74,152 +69,155 @@ def backward(
     d_out = cotangents[0].astype(arrays[0].dtype)
     padded = tuple(aligned(x) for x in (*arrays, d_out))
     is_linear = score_mod is None and scale > 0
-    whole = math.lcm(*_TILES, call.blocks[0] if call.blocks else 1)
-    statistics = _statistics(is_linear, whole, results, cotangents)
-    is_wide = max(padded[1].shape[3], padded[2].shape[3]) > _WIDE
-    found: list[Array] = []
-    for wanted in (("q",), ("k",), ("v",)) if is_wide else (("q",), ("k", "v")):
-        found += _gradients(call, padded, score_mod, block_mask, statistics, wanted)
+    block = call.blocks[0] if call.blocks else 1
+    known = statistics(is_linear, block, results, cotangents)
+    given = call, padded, score_mod, block_mask, known
+    if max(padded[1].shape[3], padded[2].shape[3]) > _WIDE:
+        found = [gradient_of(name, *given) for name in "qkv"]
+    else:
+        found = _all_gradients(*given)
     pairs = zip(found, arrays, strict=True)
     return tuple(  # type: ignore[return-value]
         d[:, : x.shape[1], :, : x.shape[3]] for d, x in pairs
     )
 
 
-def _statistics(
-    is_linear: bool, whole: int, results: Any, cotangents: Any
-) -> tuple[Float[Array, "B H T2"], ...]:
-    """What is subtracted from scores, as powers of two, and delta, for whole tiles.
-
-    A query that sees nothing, or that is beyond the end, has weights 2^-inf. Where the
-    maximum is far from 0 the logarithm of the sum stands apart from it.
-    """
-    out, maximum, log_sum = results
-    d_out, d_lse = (x.astype(jnp.float32) for x in cotangents)
-    delta = jnp.sum(d_out * out.astype(jnp.float32), axis=-1) - d_lse
-    is_blind = maximum == -jnp.inf
-    maximum, delta = (
-        jnp.where(is_blind, jnp.inf, maximum),
-        jnp.where(is_blind, 0, delta),
-    )
-    parts = [maximum, log_sum * LOG2E]
-    if is_linear:
-        parts = [(maximum + log_sum) * LOG2E]
-    return tuple(
-        filled(heads_first(x), 2, whole, fill)
-        for x, fill in zip((*parts, delta), (jnp.inf, *[0.0] * len(parts)), strict=True)
-    )
-
-
-def _gradients(
+def _all_gradients(
     call: Call,
     arrays: tuple[Array, ...],
     score_mod: Any,
     block_mask: BlockMask | None,
-    statistics: Any,
-    wanted: tuple[str, ...],
-) -> list[Array]:
-    """The gradients wanted: of the queries, or of keys, of values or of both."""
-    rows = "q" if wanted == ("q",) else "k"
+    known: tuple[Array, ...],
+) -> tuple[Array, Array, Array]:
     query, key, value, d_out = arrays
-    sides = ((query, d_out), (key, value))
-    stay, visit = sides if rows == "q" else sides[::-1]
-    blocks, lists = call.blocks, None
+    blocks, lists, turns = None, None, ()
+    is_seen = None
     if block_mask is not None:
-        lists = block_mask.lists(transposed=rows == "k")
-    if blocks is not None and rows == "k":
-        blocks = blocks[1], blocks[0]
-    config = backward_config(rows, max(key.shape[3], value.shape[3]), blocks)
-    other = "k" if rows == "q" else "q"
-    loaded = {rows: config.span, other: reach(config, blocks)}
-    if score_mod is not None and wanted != ("v",):
+        blocks = block_mask.block_size[1], block_mask.block_size[0]
+        lists = block_mask.lists(transposed=True)
+        turn, is_seen = _turns(block_mask)
+        turns = (turn,)
+    config = backward_config((key.shape[3], value.shape[3]), blocks)
+    if score_mod is not None:
         score_mod = with_slope(score_mod)
-    score, mask = mods_of(call, score_mod, block_mask, loaded)
-    kernel = _Backward(call, config, rows, wanted, blocks, score, mask, query.dtype)
-    return kernel(stay, visit, statistics, as_lists(lists))
+    loaded = {"k": config.span, "q": reach(config, blocks)}
+    mods = mods_of(call, score_mod, block_mask, loaded)
+    gradient = Gradient(call, config, "k", blocks, *mods, query.dtype)
+    kernel = _Backward(gradient, key.shape[3] // _SQUARE)
+    dk, dv, dq = kernel((key, value), (query, d_out), known, as_lists(lists), turns)
+    if is_seen is not None:  # nobody wrote to the others
+        dq = jnp.where(is_seen, dq, 0)
+    return (dq * call.scale).astype(query.dtype), dk, dv
+
+
+def _turns(
+    mask: BlockMask,
+) -> tuple[Int[Array, "B H R C"], Bool[Array, "B T2 H 1"]]:
+    """How many blocks of keys a block of queries sees before each, and who sees any."""
+    lists = mask.lists(transposed=False)
+    columns = mask.lists(transposed=True).num.shape[2]
+    partly, full = spread(lists, columns)
+    seen = (partly | full).astype(jnp.int32)
+    count = jnp.cumsum(seen, axis=-1, dtype=jnp.int32)
+    is_seen = jnp.repeat(count[..., -1] > 0, mask.block_size[0], axis=-1)
+    return count - seen, jnp.swapaxes(is_seen, 1, 2)[..., None]
 
 
 @dataclass(frozen=True)
 class _Backward:
-    call: Call
-    config: Config
-    rows: str
-    wanted: tuple[str, ...]
-    blocks: tuple[int, int] | None  # of a mask, as rows and columns
-    score: Operands | None
-    mask: Operands | None
-    dtype: Any
+    gradient: Gradient
+    widths: int  # squares of dq side by side
 
-    def __call__(self, stay: Any, visit: Any, statistics: Any, lists: Any) -> Any:
-        config, (B, length, heads, _) = self.config, stay[0].shape
-        mods = [x.arrays for x in (self.score, self.mask) if x is not None]
-        leaves, tree = jax.tree.flatten((stay, visit, statistics, lists, *mods))
-        smem = partial(shared_memory, self.dtype)
-        barriers = partial(plgpu.Barrier, num_barriers=config.stages)
-        scratch = (
-            [smem(config.groups, config.rows, x.shape[3]) for x in stay],
-            [smem(config.stages, config.columns, x.shape[3]) for x in visit],
-            plgpu.Barrier(num_arrivals=2, num_barriers=config.groups),
-            [barriers() for _ in visit],
-            [barriers(num_arrivals=config.groups) for _ in visit],
-        )
+    def __call__(
+        self, stay: Any, visit: Any, known: Any, lists: Any, turns: Any
+    ) -> Any:
+        gradient, (B, S, heads, _) = self.gradient, stay[0].shape
+        config, call = gradient.config, gradient.call
+        arrays = stay, visit, known, lists, turns, *gradient.mods
+        leaves, tree = jax.tree.flatten(arrays)
+        together = max(n for n in range(1, _TOGETHER + 1) if B * heads % n == 0)
+        tiles = -(-S // config.span)
+        whole = reach(config, gradient.blocks)
+        queries = -(-call.sizes["q"] // whole) * whole
+        dq = call.sizes["b"], queries, call.sizes["h"], visit[0].shape[3]
+        out = [jax.ShapeDtypeStruct(x.shape, gradient.dtype) for x in stay]
 
         def body(refs: Any, scratch: Any) -> None:
             arrays = _Arrays(*jax.tree.unflatten(tree, refs[: len(leaves)]))
-            _ThreadBlock(self, arrays, refs[len(leaves) :], _Scratch(*scratch)).run()
+            block = lax.axis_index("many") * together + lax.axis_index("few")
+            place = lax.div(block, i32(heads)), lax.rem(block, i32(heads))
+            outputs = refs[len(leaves) :]
+            _ThreadBlock(self, arrays, outputs, _Scratch(*scratch), *place).run()
 
-        out = {"q": stay[0], "k": stay[0], "v": stay[1]}
         return run_kernel(
             body,
-            scratch,
-            {"heads": heads, "tiles": -(-length // config.span), "batch": B},
+            self.scratch(stay, visit, known),
+            {"many": B * heads // together, "tiles": tiles, "few": together},
             config,
-            self.call.interpret,
-            out_type=[
-                jax.ShapeDtypeStruct(out[name].shape, self.dtype)
-                for name in self.wanted
-            ],
+            call.interpret,
+            counters=(dq[0], dq[2], queries // config.columns),
+            out_type=[*out, jax.ShapeDtypeStruct(dq, jnp.float32)],
         )(*leaves)
 
-    @property
-    def is_linear(self) -> bool:
-        """Whether the scale can be part of the exponent."""
-        return self.score is None and self.call.scale > 0
+    def scratch(self, stay: Any, visit: Any, known: Any) -> tuple[Any, ...]:
+        """The shared memory of a thread block."""
+        config = self.gradient.config
+        groups, stages = config.groups, config.stages
+        rows, columns = config.rows, config.columns
+        smem = partial(shared_memory, self.gradient.dtype)
+        barriers = partial(plgpu.Barrier, num_barriers=stages)
+        squares = (groups, self.squares, _SQUARE, _SQUARE)
+        return (
+            [smem(groups, rows, x.shape[3]) for x in stay],
+            [smem(stages, columns, x.shape[3]) for x in visit],
+            [plgpu.SMEM((stages, columns), jnp.float32) for _ in known],
+            smem(2, groups, rows, columns),
+            shared_memory(jnp.float32, *squares),
+            plgpu.Barrier(num_arrivals=2, num_barriers=groups),
+            [barriers(num_arrivals=n) for n in (len(known), 2)],
+            [barriers(num_arrivals=groups) for _ in visit],
+            plgpu.Barrier(num_arrivals=groups),
+            plgpu.Barrier(num_barriers=groups),
+            plgpu.Barrier(num_barriers=groups),
+        )
 
     @property
-    def has_slope(self) -> bool:
-        """Whether a modified score changes by more or less than the score."""
-        if self.score is None or len(self.score.separated.jaxpr.outvars) == 1:
-            return False
-        slope = self.score.separated.jaxpr.outvars[1]
-        return not (is_literal(slope) and slope.val == 1)
+    def squares(self) -> int:
+        """Of dq, of each warpgroup."""
+        config = self.gradient.config
+        return config.columns // _SQUARE * self.widths // config.groups
 
-    @property
-    def repeats(self) -> int:
-        """How many query heads, of how many sequences, see the rows."""
-        if self.rows == "q":
-            return 1
-        sizes, sequences = self.call.sizes, 1
-        if self.call.shares_keys:
-            sequences = sizes["b"]
-        return sequences * sizes["h"] // self.call.key_heads
+    def place_of(self, square: Any) -> tuple[Any, Any]:
+        """Query and channel of a square's first; one of the two has more than 64."""
+        if self.widths == 1:
+            return square * _SQUARE, 0
+        return 0, square * _SQUARE
 
 
 class _Arrays:
     """The references of a kernel's operands."""
 
-    def __init__(self, stay: Any, visit: Any, statistics: Any, lists: Any, *mods: Any):
-        self.stay, self.visit, self.statistics = stay, visit, statistics
-        self.lists, self.mods = lists, mods
+    def __init__(
+        self, stay: Any, visit: Any, known: Any, lists: Any, turns: Any, *mods: Any
+    ) -> None:
+        self.stay, self.visit, self.known = stay, visit, known
+        self.lists, self.turns, self.mods = lists, turns, mods
 
 
 @dataclass(frozen=True)
 class _Scratch:
     stay: Any  # of each warpgroup; its gradients in the end
     visit: Any
+    known: Any  # statistics of the queries that are visited
+    d_scores: Any  # of all warpgroups: of this visit, and the one before
+    squares: Any  # of dq
     stay_here: Any
     here: Any  # barriers of what is visited: loaded
     free: Any  # read by all
+    exchanged: Any
+    added: Any  # squares written
+    taken: Any  # squares read
+    counters: Any  # in global memory: how often a tile of dq was added to
 
 
 @dataclass(frozen=True)
@@ -230,206 +228,269 @@ class _ThreadBlock:
     arrays: _Arrays
     outputs: Any
     scratch: _Scratch
+    b: Any
+    h: Any
 
     def run(self) -> None:
-        config = self.kernel.config
-        h, tile, b = (lax.axis_index(x) for x in ("heads", "tiles", "batch"))
-        group, first = lax.axis_index("wg"), tile * config.span
+        config, group = self.gradient.config, lax.axis_index("wg")
         compute, move = config.registers
 
         @pl.when(group < config.groups)
         def _() -> None:
             plgpu.set_max_registers(compute, action="increase")
-            self.compute(group, b, h, first)
+            self.compute(group)
 
         @pl.when(group == config.groups)
         def _() -> None:
             plgpu.set_max_registers(move, action="decrease")
-            self.move(b, h, first)
+            self.move()
 
-    def seen_by(self, n: Any, b: Any, h: Any) -> tuple[Any, Any]:
-        """The n-th sequence and query head for the rows of one or of a key head."""
-        if self.kernel.rows == "q":
-            return b, h
-        call = self.kernel.call
-        group = call.sizes["h"] // call.key_heads
-        if not call.shares_keys:
-            return b, h * group + n
-        return lax.div(n, i32(group)), h * group + lax.rem(n, i32(group))
+    @property
+    def gradient(self) -> Gradient:
+        return self.kernel.gradient
 
-    def visits(self, b: Any, h: Any, first: Any) -> Visits:
-        kernel = self.kernel
-        length = kernel.call.sizes["k" if kernel.rows == "q" else "q"]
-        lists = self.arrays.lists if kernel.blocks else None
-        return Blocks(kernel.blocks, length, kernel.config).visits(lists, b, h, first)
+    @property
+    def first(self) -> Any:
+        """Its first key."""
+        return lax.axis_index("tiles") * self.gradient.config.span
 
-    def over_heads(self, body: Any, carry: Any) -> Any:
-        if self.kernel.repeats == 1:
-            return body(i32(0), carry)
-        return lax.fori_loop(i32(0), i32(self.kernel.repeats), body, carry)
+    def visits(self, b: Any, h: Any) -> Backwards:
+        gradient = self.gradient
+        length = gradient.call.sizes["q"]
+        lists = self.arrays.lists if gradient.blocks else None
+        blocks = Blocks(gradient.blocks, length, gradient.config)
+        return blocks.backwards(lists, b, h, self.first)
 
     # --- the warpgroup that moves data ---
 
-    def move(self, b: Any, h: Any, first: Any) -> None:
-        stages, scratch = self.kernel.config.stages, self.scratch
+    def move(self) -> None:
+        stages, scratch = self.gradient.config.stages, self.scratch
 
-        def of_head(n: Any, count: Any) -> Any:
-            seen = self.seen_by(n, b, h)
-            visits = self.visits(*seen, first)
-            if self.kernel.rows == "q":
-                seen = self.kernel.call.place_of_keys(b, h)
+        def of_head(n: Any, carry: Any) -> Any:
+            seen = self.gradient.seen_by(n, self.b, self.h)
+            visits = self.visits(*seen)
 
-            def one(i: Any, count: Any) -> Any:
-                slot = lax.rem(count, i32(stages))
-                rows = pl.ds(visits.first(i), self.kernel.config.columns)
-                for side, array in enumerate(self.arrays.visit):
-                    wait = partial(plgpu.barrier_wait, scratch.free[side].at[slot])
-                    pl.when(count >= stages)(wait)
-                    plgpu.copy_gmem_to_smem(
-                        array.at[seen[0], rows, seen[1]],
-                        scratch.visit[side].at[slot],
-                        scratch.here[side].at[slot],
-                    )
-                return count + 1
+            def one(i: Any, carry: Any) -> Any:
+                (count, waiting), left = carry
+                tile, _, left = visits.next(i, left)
+                self.load(count, *seen, tile)
+                pl.when(count >= stages)(lambda: self.add(*waiting[0]))
+                new = tuple(jnp.asarray(x, jnp.int32) for x in (*seen, tile))
+                return (count + 1, (*waiting[1:], new)), left
 
-            return lax.fori_loop(i32(0), visits.total, one, count)
+            start = carry, visits.start()
+            return lax.fori_loop(i32(0), visits.total, one, start)[0]
 
-        count = self.over_heads(of_head, i32(0))
+        nothing = (i32(0),) * 3
+        start = i32(0), (nothing,) * stages
+        count, waiting = self.gradient.over_heads(of_head, start)
+        for n, place in enumerate(waiting):
+            at = count - stages + n
 
-        @pl.loop(jnp.maximum(count - stages, 0), count)
-        def _(i: Any) -> None:  # nobody leaves before all have read
-            for free in scratch.free:
-                plgpu.barrier_wait(free.at[lax.rem(i, i32(stages))])
+            @pl.when(at >= 0)
+            def _(at: Any = at, place: Any = place) -> None:
+                for free in scratch.free:  # nobody leaves before all have read
+                    plgpu.barrier_wait(free.at[lax.rem(at, i32(stages))])
+                self.add(*place)
+
+    def load(self, count: Any, b: Any, h: Any, tile: Any) -> None:
+        """Queries, the output's cotangents, and what is known of them."""
+        config, scratch, arrays = self.gradient.config, self.scratch, self.arrays
+        slot = lax.rem(count, i32(config.stages))
+        rows = pl.ds(tile * config.columns, config.columns)
+        last = len(arrays.known) - 1
+        for side, array in enumerate(arrays.visit):
+            wait = partial(plgpu.barrier_wait, scratch.free[side].at[slot])
+            pl.when(count >= config.stages)(wait)
+            here = scratch.here[side].at[slot]
+            buffer = scratch.visit[side].at[slot]
+            plgpu.copy_gmem_to_smem(array.at[b, rows, h], buffer, here)
+            for n in (last,) if side else range(last):
+                buffer = scratch.known[n].at[slot]
+                plgpu.copy_gmem_to_smem(arrays.known[n].at[b, h, rows], buffer, here)
+
+    def add(self, b: Any, h: Any, tile: Any) -> None:
+        """The squares of a visit to dq, in its turn."""
+        config, scratch = self.gradient.config, self.scratch
+        turn, counter = self.turn(b, h, tile), None
+        for group in range(config.groups):
+            plgpu.barrier_wait(scratch.added.at[group])
+        if scratch.counters is not None:
+            counter = scratch.counters.at[b, h, tile]
+            plgpu.semaphore_wait(counter, turn, decrement=False, memory_scope="gpu")
+        for group in range(config.groups):
+            for n in range(self.kernel.squares):
+                square = group * self.kernel.squares + n
+                row, column = self.kernel.place_of(square)
+                rows = pl.ds(tile * config.columns + row, _SQUARE)
+                out = self.outputs[2].at[b, rows, h, pl.ds(column, _SQUARE)]
+                self.add_square(scratch.squares.at[group, n], out, turn)
+        plgpu.wait_smem_to_gmem(0)
+        for group in range(config.groups):
+            plgpu.barrier_arrive(scratch.taken.at[group])
+        if counter is not None:
+            plgpu.semaphore_signal(counter, memory_scope="gpu")
+
+    def add_square(self, square: Any, out: Any, turn: Any) -> None:
+        """The first one is written, since nothing is there."""
+        if self.gradient.call.interpret:
+            out[...] = jnp.where(turn == 0, 0.0, out[...]) + square[...]
+            return
+        copy = partial(plgpu.copy_smem_to_gmem, square, out)
+        pl.when(turn == 0)(copy)
+        pl.when(turn != 0)(partial(copy, reduction_op="add"))
+
+    def turn(self, b: Any, h: Any, tile: Any) -> Any:
+        """How many rows of tiles add to these queries before this one."""
+        mine, gradient = lax.axis_index("tiles"), self.gradient
+        if not gradient.blocks:
+            return mine
+        (turns,) = self.arrays.turns
+        per = gradient.blocks[0] // gradient.config.span
+        query = lax.div(tile * gradient.config.columns, i32(gradient.blocks[1]))
+        b, h = b if turns.shape[0] > 1 else 0, h if turns.shape[1] > 1 else 0
+        before = turns[b, h, query, lax.div(mine, i32(per))]
+        return before * per + lax.rem(mine, i32(per))
 
     # --- the warpgroups that compute ---
 
-    def compute(self, group: Any, b: Any, h: Any, first: Any) -> None:
-        kernel, scratch = self.kernel, self.scratch
-        here = scratch.stay_here.at[group]
-        rows = pl.ds(first + group * kernel.config.rows, kernel.config.rows)
-        for array, mine in zip(self.arrays.stay, scratch.stay, strict=True):
-            plgpu.copy_gmem_to_smem(array.at[b, rows, h], mine.at[group], here)
-        plgpu.barrier_wait(here)
+    def compute(self, group: Any) -> None:
+        gradient, scratch = self.gradient, self.scratch
+        config, here = gradient.config, scratch.stay_here.at[group]
+        mine = self.first + group * config.rows
+        rows = pl.ds(mine, config.rows)
         stay = [x.at[group] for x in scratch.stay]
+        for array, buffer in zip(self.arrays.stay, stay, strict=True):
+            plgpu.copy_gmem_to_smem(array.at[self.b, rows, self.h], buffer, here)
+        plgpu.barrier_wait(here)
 
         def of_head(n: Any, carry: Any) -> Any:
-            seen = self.seen_by(n, b, h)
-            visits = self.visits(*seen, first)
-            tile = Tile(
-                *seen,
-                first + group * kernel.config.rows,
-                kernel.config,
-                reach(kernel.config, kernel.blocks),
-                kernel.rows,
-                kernel.call.sizes,
-                kernel.call.interpret,
-            )
-            score, mask = on_tile(tile, (kernel.score, kernel.mask), self.arrays.mods)
-            step = _Step(self, visits, stay, score, mask, tile)
-            prepared = step.row_statistics()
-            carry = lax.fori_loop(
-                i32(0), visits.full, partial(step, prepared, True), carry
-            )
-            return lax.fori_loop(
-                visits.full, visits.total, partial(step, prepared, False), carry
-            )
+            seen = gradient.seen_by(n, self.b, self.h)
+            visits, whole = self.visits(*seen), reach(config, gradient.blocks)
+            sizes, interpret = gradient.call.sizes, gradient.call.interpret
+            tile = Tile(*seen, mine, config, whole, "k", sizes, interpret)
+            mods = on_tile(tile, (gradient.score, gradient.mask), self.arrays.mods)
+            step = _Step(self, group, Weights(gradient, tile, *mods))
 
-        buffers = {"q": stay[0], "k": stay[0], "v": stay[1]}
-        sums = [zeros(*buffers[name].shape) for name in kernel.wanted]
-        _, *sums = self.over_heads(of_head, (i32(0), *sums))
-        for name, x, out in zip(kernel.wanted, sums, self.outputs, strict=True):
-            if name != "v":
-                x = x * kernel.call.scale
-            buffers[name][...] = x.astype(kernel.dtype)
+            def one(i: Any, carry: Any) -> Any:
+                found, left = carry
+                at, is_full, left = visits.next(i, left)
+                return step(at, is_full, *found), left
+
+            start = carry, visits.start()
+            return lax.fori_loop(i32(0), visits.total, one, start)[0]
+
+        start = i32(0), *(zeros(*x.shape) for x in stay)
+        count, dk, dv = gradient.over_heads(of_head, start)
+        wait = partial(plgpu.barrier_wait, scratch.taken.at[group])
+        pl.when(count > 0)(wait)
+        self.exchange()  # all have read our keys
+        for x, buffer, out in zip(
+            (dk * gradient.call.scale, dv), stay, self.outputs[:2], strict=True
+        ):
+            buffer[...] = x.astype(gradient.dtype)
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(buffers[name], out.at[b, rows, h])
+            plgpu.copy_smem_to_gmem(buffer, out.at[self.b, rows, self.h])
         plgpu.wait_smem_to_gmem(0)
+
+    def exchange(self) -> None:
+        """Waits for the other warpgroups that compute."""
+        plgpu.barrier_arrive(self.scratch.exchanged)
+        plgpu.barrier_wait(self.scratch.exchanged)
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One visit, which adds to the gradients of the rows."""
+    """One visit, which adds to the gradients of the keys and of the queries."""
 
     block: _ThreadBlock
-    visits: Visits
-    stay: Any
-    score: ModOnTile | None
-    mask: ModOnTile | None
-    tile: Tile
+    group: Any
+    weights: Weights
 
-    def __call__(self, rows: Any, is_full: bool, i: Any, carry: Any) -> Any:
-        count, *sums = carry
-        kernel, scratch = self.block.kernel, self.block.scratch
-        slot, first = lax.rem(count, i32(kernel.config.stages)), self.visits.first(i)
-        *shifts, delta = self.statistics(rows, first)
-        free = [partial(plgpu.barrier_arrive, x.at[slot]) for x in scratch.free]
-        weights, slope = self.weights(first, is_full, shifts, self.product(0, slot))
-        found = {"v": weights}
-        if kernel.wanted == ("v",):
-            free[0]()
+    def __call__(self, at: Any, is_full: Any, count: Any, dk: Any, dv: Any) -> Any:
+        gradient, scratch = self.block.gradient, self.block.scratch
+        slot = lax.rem(count, i32(gradient.config.stages))
+        first = at * gradient.config.columns
+        weights, d_scores = self.on_tile(slot, first, is_full)
+        weights = weights.astype(gradient.dtype)
+        d_scores = d_scores.astype(gradient.dtype)
+        query, d_out = (x.at[slot] for x in scratch.visit)
+        twin = scratch.d_scores.at[lax.rem(count, i32(2))]
+
+        def body(add: Any) -> None:
+            add(1, weights, d_out)
+            twin.at[self.group][...] = d_scores
+            plgpu.commit_smem()
+            self.block.exchange()
+
+            more = partial(add, 0, d_scores, query)
+            if gradient.call.interpret:  # whose sums cannot change in an inner scope
+                more()
+
+            def run(*squares: Any) -> None:
+                self.start_squares(squares, twin)
+                if not gradient.call.interpret:
+                    more()
+                found = [plgpu.wgmma_accumulator_load(x, wait_n=1) for x in squares]
+                plgpu.barrier_arrive(scratch.free[1].at[slot])
+                self.hand_over(found, count)
+
+            square = plgpu.ACC((_SQUARE, _SQUARE), jnp.float32)
+            pl.run_scoped(run, *[square] * self.block.kernel.squares)
+
+        dk, dv = sums([dk, dv], body, gradient.call.interpret)
+        plgpu.barrier_arrive(scratch.free[0].at[slot])
+        return count + 1, dk, dv
+
+    def on_tile(self, slot: Any, first: Any, is_full: Any) -> tuple[Any, Any]:
+        """Weights, and gradients of the scores before `score_mod`."""
+        scratch, weights = self.block.scratch, self.weights
+        keys, values = (x.at[self.group] for x in scratch.stay)
+        tile = plgpu.ACC(weights.tile.shape, jnp.float32)
+
+        def run(scores: Any, products: Any) -> tuple[Any, Any]:
+            query, d_out = (x.at[slot].transpose((1, 0)) for x in scratch.visit)
+            plgpu.barrier_wait(scratch.here[0].at[slot])
+            plgpu.wgmma(scores, keys, query)
             plgpu.barrier_wait(scratch.here[1].at[slot])
-        else:
-            d_scores = weights * (self.product(1, slot) - delta)
-            if slope is not None:  # of what is hidden it may be infinite
-                d_scores = jnp.where(weights == 0, 0.0, d_scores * slope)
-            found |= dict.fromkeys("qk", d_scores)
-        if "v" not in kernel.wanted:
-            free[1]()
-        sums = dict(zip(kernel.wanted, sums, strict=True))
-        halves = {name: found[name].astype(kernel.dtype) for name in sums}
-        for name in sorted(sums, reverse=True):  # values first: their weights are ready
-            side = int(name == "v")
-            right = scratch.visit[side].at[slot]
-            sums[name] = accumulate(
-                sums[name], halves[name], right, self.tile.interpret
-            )
-            free[side]()
-        return count + 1, *sums.values()
+            plgpu.wgmma(products, values, d_out)
+            here = plgpu.wgmma_accumulator_load(scores, wait_n=1)
+            shifts = [self.known(n, slot) for n in range(len(scratch.known) - 1)]
+            found, slope = weights(first, shifts, here)
+            found = self.hide(first, is_full, found)
+            here = plgpu.wgmma_accumulator_load(products, wait_n=0)
+            d_scores = found * (here - self.known(-1, slot))
+            return found, with_slope_of_hidden(found, d_scores, slope)
 
-    def product(self, side: int, slot: Any) -> Any:
-        """Of what stays and what is visited."""
+        return pl.run_scoped(run, tile, tile)
+
+    def known(self, n: int, slot: Any) -> Any:
+        """A statistic of the queries, on the tile."""
+        ref = self.block.scratch.known[n].at[slot]
+        x = plgpu.load(ref, layout=COLUMN, optimized=False)
+        return self.weights.tile.spread(x, "column", "tile")
+
+    def hide(self, first: Any, is_full: Any, found: Any) -> Any:
+        if is_full is None:
+            return found
+        return lax.cond(is_full, lambda x: x, partial(self.weights.hide, first), found)
+
+    def start_squares(self, squares: Any, twin: Any) -> None:
+        """What this visit adds to dq, with the keys of all warpgroups."""
+        kernel, scratch = self.block.kernel, self.block.scratch
+        for n, square in enumerate(squares):
+            row, column = kernel.place_of(self.group * kernel.squares + n)
+            for group in range(kernel.gradient.config.groups):
+                left = twin.at[group, :, pl.ds(row, _SQUARE)]
+                right = scratch.stay[0].at[group, :, pl.ds(column, _SQUARE)]
+                plgpu.wgmma(square, left.transpose((1, 0)), right)
+
+    def hand_over(self, squares: Any, count: Any) -> None:
+        """To the warpgroup that moves data, when it has taken the last ones."""
         scratch = self.block.scratch
-        plgpu.barrier_wait(scratch.here[side].at[slot])
-        return multiply(self.stay[side], scratch.visit[side].at[slot])
-
-    def row_statistics(self) -> Any:
-        """Those of the queries, where queries are the rows."""
-        if self.tile.rows != "q":
-            return None
-        return [
-            self._load(x, self.tile.first, ROW) for x in self.block.arrays.statistics
-        ]
-
-    def statistics(self, rows: Any, first: Any) -> list[Any]:
-        """On the tile."""
-        if rows is not None:
-            return [self.tile.spread(x, "row", "tile") for x in rows]
-        loaded = [self._load(x, first, COLUMN) for x in self.block.arrays.statistics]
-        return [self.tile.spread(x, "column", "tile") for x in loaded]
-
-    def _load(self, ref: Any, first: Any, layout: Any) -> Any:
-        n = self.tile.shape[0] if layout is ROW else self.tile.shape[1]
-        window = ref.at[self.tile.b, self.tile.h, pl.ds(first, n)]
-        return plgpu.load(window, layout=layout, optimized=False)
-
-    def weights(self, first: Any, is_full: bool, shifts: Any, scores: Any) -> Any:
-        """Weights, and how much a modified score changes with the score."""
-        kernel, slope = self.block.kernel, None
-        if kernel.is_linear:
-            weights = jnp.exp2(scores * (kernel.call.scale * LOG2E) - shifts[0])
-        else:
-            scores = scores * kernel.call.scale
-            if self.score is not None:
-                scores, *rest = self.score(first, scores)
-                slope = rest[0] if kernel.has_slope else None
-            weights = jnp.exp2((scores - shifts[0]) * LOG2E - shifts[1])
-        if not is_full:
-            for visible in self.visible(first):
-                weights = jnp.where(visible, weights, 0.0)
-        return weights, slope
-
-    def visible(self, first: Any) -> list[Any]:
-        """What hides scores of a partial block."""
-        real = self.tile.is_column_real(first)
-        parts = [] if real is None else [real]
-        return parts if self.mask is None else [*parts, *self.mask(first)]
+        taken = partial(plgpu.barrier_wait, scratch.taken.at[self.group])
+        pl.when(count > 0)(taken)
+        for n, x in enumerate(squares):
+            scratch.squares.at[self.group, n][...] = x
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(scratch.added.at[self.group])

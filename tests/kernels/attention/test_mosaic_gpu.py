@@ -172,6 +172,27 @@ def test_a_mod_is_asked_about_no_query_beyond_the_end():
     assert all(np.isfinite(np.asarray(x, np.float32)).all() for x in gradients)
 
 
+@pytest.mark.slow
+def test_under_vmap_gradients_are_those_of_each_call():
+    """The counters of dq's additions are not shared between the calls."""
+    q, k, v = (gaussian(n, (3, 1, 130, 2, 64), jnp.bfloat16) for n in range(3))
+    mask = px.create_block_mask(px.kernels.masks.causal, None, None, 130, 130)
+
+    def loss(q, k, v):
+        out = px.flex_attention(
+            q, k, v, block_mask=mask, implementation="mosaic_gpu",
+            kernel_options=INTERPRET,
+        )  # fmt: skip
+        return jnp.sum(jnp.sin(out.astype(jnp.float32)))
+
+    gradients = jax.grad(loss, (0, 1, 2))
+    found = jax.jit(jax.vmap(gradients, in_axes=(0, None, 0)))(q, k[0], v)
+    each = jax.jit(gradients)
+    for n in range(3):
+        one = jax.tree.map(lambda x, n=n: x[n], found)
+        jax.tree.map(np.testing.assert_array_equal, one, each(q[n], k[0], v[n]))
+
+
 def test_padding_leaves_no_trace_though_it_holds_nan():
     """In the buckets of px.pad: the true lengths are part of the mask."""
 

@@ -1,0 +1,156 @@
+"""What the backward kernels share: the weights, and which queries see a key.
+
+p = exp(s - maximum - log sum),   delta = sum(do o) - d lse
+ds = p (do v - delta) ds/d(q k),  dq = ds k,  dk = ds' q,  dv = p' do
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Float
+
+from .configs import Config
+from .mosaic_gpu import Call
+from .mosaic_gpu_tiles import LOG2E, ModOnTile, Operands, Tile, filled, heads_first, i32
+from .separation import is_literal
+
+
+_TILES = (128, 192)  # rows, and columns, that are loaded at once divide one of these
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What a backward kernel computes.
+
+    Attributes:
+        call: What is static in the call.
+        config: The blocks.
+        rows: What its rows are: queries, "q", or keys, "k".
+        blocks: Rows and columns of a mask's block; None without a mask.
+        score: `score_mod` and its slope.
+        mask: `mask_mod`.
+        dtype: Of the arrays.
+    """
+
+    call: Call
+    config: Config
+    rows: str
+    blocks: tuple[int, int] | None
+    score: Operands | None
+    mask: Operands | None
+    dtype: Any
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the scale can be part of the exponent."""
+        return self.score is None and self.call.scale > 0
+
+    @property
+    def has_slope(self) -> bool:
+        """Whether a modified score changes by more or less than the score."""
+        if self.score is None or len(self.score.separated.jaxpr.outvars) == 1:
+            return False
+        slope = self.score.separated.jaxpr.outvars[1]
+        return not (is_literal(slope) and slope.val == 1)
+
+    @property
+    def mods(self) -> list[Any]:
+        """The arrays a kernel is given for them."""
+        return [x.arrays for x in (self.score, self.mask) if x is not None]
+
+    @property
+    def repeats(self) -> int:
+        """How many query heads, of how many sequences, see the rows."""
+        if self.rows == "q":
+            return 1
+        sizes = self.call.sizes
+        sequences = sizes["b"] if self.call.shares_keys else 1
+        return sequences * sizes["h"] // self.call.key_heads
+
+    def seen_by(self, n: Any, b: Any, h: Any) -> tuple[Any, Any]:
+        """The n-th sequence and query head for the rows of one or of a key head."""
+        if self.rows == "q":
+            return b, h
+        group = self.call.sizes["h"] // self.call.key_heads
+        if not self.call.shares_keys:
+            return b, h * group + n
+        return lax.div(n, i32(group)), h * group + lax.rem(n, i32(group))
+
+    def over_heads(self, body: Any, carry: Any) -> Any:
+        """`body(n, carry)` for all that see the rows."""
+        if self.repeats == 1:
+            return body(i32(0), carry)
+        return lax.fori_loop(i32(0), i32(self.repeats), body, carry)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights on a tile, once more.
+
+    Attributes:
+        gradient: What is computed.
+        tile: Where.
+        score: `score_mod` and its slope on this tile.
+        mask: `mask_mod` on it.
+    """
+
+    gradient: Gradient
+    tile: Tile
+    score: ModOnTile | None
+    mask: ModOnTile | None
+
+    def __call__(self, first: Any, shifts: Any, scores: Any) -> tuple[Any, Any]:
+        """Weights, hidden ones too, and how much a modified score changes."""
+        gradient, slope = self.gradient, None
+        if gradient.is_linear:
+            factor = gradient.call.scale * LOG2E
+            return jnp.exp2(scores * factor - shifts[0]), None
+        scores = scores * gradient.call.scale
+        if self.score is not None:
+            scores, *rest = self.score(first, scores)
+            slope = rest[0] if gradient.has_slope else None
+        return jnp.exp2((scores - shifts[0]) * LOG2E - shifts[1]), slope
+
+    def hide(self, first: Any, weights: Any) -> Any:
+        """Weights of a partial block."""
+        real = self.tile.is_column_real(first)
+        parts = [] if real is None else [real]
+        for visible in parts if self.mask is None else [*parts, *self.mask(first)]:
+            weights = jnp.where(visible, weights, 0.0)
+        return weights
+
+
+def with_slope_of_hidden(weights: Any, d_scores: Any, slope: Any) -> Any:
+    """Of what is hidden the slope may be infinite."""
+    if slope is None:
+        return d_scores
+    return jnp.where(weights == 0, 0.0, d_scores * slope)
+
+
+def statistics(
+    is_linear: bool, block: int, results: Any, cotangents: Any
+) -> tuple[Float[Array, "B H T2"], ...]:
+    """What is subtracted from scores, as powers of two, and delta, for whole tiles.
+
+    A query that sees nothing, or that is beyond the end, has weights 2^-inf. Where the
+    maximum is far from 0 the logarithm of the sum stands apart from it.
+    """
+    out, maximum, log_sum = results
+    d_out, d_lse = (x.astype(jnp.float32) for x in cotangents)
+    delta = jnp.sum(d_out * out.astype(jnp.float32), axis=-1) - d_lse
+    is_blind = maximum == -jnp.inf
+    maximum, delta = (
+        jnp.where(is_blind, jnp.inf, maximum),
+        jnp.where(is_blind, 0, delta),
+    )
+    parts = [maximum, log_sum * LOG2E]
+    if is_linear:
+        parts = [(maximum + log_sum) * LOG2E]
+    whole = math.lcm(*_TILES, block)
+    return tuple(
+        filled(heads_first(x), 2, whole, fill)
+        for x, fill in zip((*parts, delta), (jnp.inf, *[0.0] * len(parts)), strict=True)
+    )

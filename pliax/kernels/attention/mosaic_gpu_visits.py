@@ -1,0 +1,131 @@
+"""Which tiles the rows of a Mosaic GPU kernel are combined with, and in which order.
+
+Full blocks come first where the two kinds have loops of their own (`Visits`), or the
+last block where one order is wanted of all rows (`Backwards`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .configs import Config
+from .mosaic_gpu_tiles import i32
+
+
+def reach(config: Config, blocks: tuple[int, int] | None) -> int:
+    """Columns that are visited together: those of a mask's block, else of a tile."""
+    return config.columns if blocks is None else blocks[1]
+
+
+class Visits(NamedTuple):
+    """The columns a row of tiles is combined with.
+
+    Attributes:
+        full: How many visits see everything; they come first.
+        total: How many there are.
+        first: From the number of a visit to its first column.
+    """
+
+    full: Any
+    total: Any
+    first: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The lists of a mask, or none: then every column is visited.
+
+    Attributes:
+        sizes: Rows and columns of a mask's block; None without a mask.
+        length: How many columns there are.
+        config: The kernel's.
+    """
+
+    sizes: tuple[int, int] | None
+    length: int
+    config: Config
+
+    def visits(self, lists: Any, b: Any, h: Any, first: Any) -> Visits:
+        """The visits of the rows from `first` on."""
+        step = self.config.columns
+        if lists is None or self.sizes is None:
+            full, total = self.length // step, -(-self.length // step)
+            return Visits(np.int32(full), np.int32(total), lambda i: i * np.int32(step))
+        num, indices, full_num, full_indices = lists
+        row = lax.div(first, i32(self.sizes[0]))
+        at = (b if num.shape[0] > 1 else 0, h if num.shape[1] > 1 else 0, row)
+        per = i32(self.sizes[1] // step)
+        full, total = full_num[at] * per, (full_num[at] + num[at]) * per
+
+        def column(i: Any) -> Any:
+            is_full = i < full
+            place = lax.div(jnp.where(is_full, i, i - full), per)
+            whole = full_indices[(*at, jnp.where(is_full, place, 0))]
+            part = indices[(*at, jnp.where(is_full, 0, place))]
+            block = jnp.where(is_full, whole, part)
+            return (block * per + lax.rem(i, per)) * step
+
+        return Visits(full, total, column)
+
+    def backwards(self, lists: Any, b: Any, h: Any, first: Any) -> "Backwards":
+        """The same visits from the last column to the first."""
+        step = self.config.columns
+        if lists is None or self.sizes is None:
+            whole = self.length // step if self.length % step else None
+            return Backwards(i32(-(-self.length // step)), whole=whole)
+        num, indices, full_num, full_indices = lists
+        row = lax.div(first, i32(self.sizes[0]))
+        at = (b if num.shape[0] > 1 else 0, h if num.shape[1] > 1 else 0, row)
+        per = self.sizes[1] // step
+        total = (full_num[at] + num[at]) * per
+        ends = full_num[at], num[at]
+        return Backwards(total, (full_indices, indices), at, ends, per)
+
+
+class Backwards(NamedTuple):
+    """Visits in descending order, whether full or not.
+
+    Attributes:
+        total: How many there are.
+        lists: Full and partial blocks, ascending; None to visit every tile.
+        at: The sequence, head and row whose lists they are.
+        ends: How many of each.
+        per: Tiles of a block.
+        whole: Without lists, tiles that do not reach beyond the end; None if all.
+    """
+
+    total: Any
+    lists: tuple[Any, Any] | None = None
+    at: tuple[Any, ...] = ()
+    ends: tuple[Any, ...] = ()
+    per: int = 1
+    whole: int | None = None
+
+    def start(self) -> tuple[Any, ...]:
+        """How many full and partial blocks are left, and tiles of the next."""
+        return () if self.lists is None else (*self.ends, i32(self.per))
+
+    def next(self, i: Any, left: tuple[Any, ...]) -> tuple[Any, Any, tuple[Any, ...]]:
+        """The tile of the i-th visit, whether it is full, and what is left.
+
+        Of a call in which all are full it is not said.
+        """
+        if self.lists is None:
+            tile = self.total - 1 - i
+            return tile, None if self.whole is None else tile < self.whole, ()
+        *counts, tiles = left
+        full, part = (
+            jnp.where(n > 0, x[(*self.at, jnp.maximum(n - 1, 0))], -1)
+            for x, n in zip(self.lists, counts, strict=True)
+        )
+        is_full, is_last = full > part, tiles == 1
+        counts = [
+            jnp.where(is_last & is_next, n - 1, n)
+            for n, is_next in zip(counts, (is_full, ~is_full), strict=True)
+        ]
+        tile = jnp.maximum(full, part) * self.per + tiles - 1
+        return tile, is_full, (*counts, jnp.where(is_last, i32(self.per), tiles - 1))

@@ -1,0 +1,298 @@
+"""flex_attention on Hopper GPUs: the backward pass of more than 128 channels.
+
+Registers hold the sums of one gradient at a time, so there is a kernel for each. The
+one for dq has queries as its rows and visits keys; those for dk and dv have keys as
+their rows and visit queries, along the columns of the mask's lists: there the tile lies
+on its side, and the query heads of a key head are visited one after another.
+
+References:
+    Dao, "FlashAttention-2", 2023, Algorithm 2.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+from jax import Array, lax, numpy as jnp
+
+from .block_mask import BlockMask
+from .configs import WIDE_BACKWARD
+from .mosaic_gpu import Call, mods_of
+from .mosaic_gpu_gradients import Gradient, Weights, with_slope_of_hidden
+from .mosaic_gpu_tiles import (
+    COLUMN,
+    ROW,
+    Tile,
+    accumulate,
+    as_lists,
+    i32,
+    multiply,
+    on_tile,
+    run_kernel,
+    shared_memory,
+    zeros,
+)
+from .mosaic_gpu_visits import Blocks, Visits, reach
+from .normalization import with_slope
+
+
+def gradient_of(
+    name: str,
+    call: Call,
+    arrays: tuple[Array, ...],
+    score_mod: Any,
+    block_mask: BlockMask | None,
+    statistics: Any,
+) -> Array:
+    """The gradient of the queries, "q", the keys, "k", or the values, "v".
+
+    Args:
+        name: Which.
+        call: What is static in the call.
+        arrays: Query, key, value and the output's cotangent, aligned.
+        score_mod: The mod, or None.
+        block_mask: The mask, or None.
+        statistics: Of `mosaic_gpu_gradients.statistics`.
+    """
+    rows, other = ("q", "k") if name == "q" else ("k", "q")
+    query, key, value, d_out = arrays
+    sides = ((query, d_out), (key, value))
+    stay, visit = sides if rows == "q" else sides[::-1]
+    blocks, lists = call.blocks, None
+    if block_mask is not None:
+        lists = block_mask.lists(transposed=rows == "k")
+    if blocks is not None and rows == "k":
+        blocks = blocks[1], blocks[0]
+    config = WIDE_BACKWARD
+    loaded = {rows: config.span, other: reach(config, blocks)}
+    if score_mod is not None and name != "v":
+        score_mod = with_slope(score_mod)
+    score, mask = mods_of(call, score_mod, block_mask, loaded)
+    gradient = Gradient(call, config, rows, blocks, score, mask, query.dtype)
+    kernel = _Backward(gradient, name)
+    return kernel(stay, visit, statistics, as_lists(lists))
+
+
+@dataclass(frozen=True)
+class _Backward:
+    gradient: Gradient
+    name: str
+
+    def __call__(self, stay: Any, visit: Any, statistics: Any, lists: Any) -> Any:
+        gradient, (B, length, heads, _) = self.gradient, stay[0].shape
+        config, mods = gradient.config, gradient.mods
+        leaves, tree = jax.tree.flatten((stay, visit, statistics, lists, *mods))
+        smem = partial(shared_memory, gradient.dtype)
+        barriers = partial(plgpu.Barrier, num_barriers=config.stages)
+        scratch = (
+            [smem(config.groups, config.rows, x.shape[3]) for x in stay],
+            [smem(config.stages, config.columns, x.shape[3]) for x in visit],
+            plgpu.Barrier(num_arrivals=2, num_barriers=config.groups),
+            [barriers() for _ in visit],
+            [barriers(num_arrivals=config.groups) for _ in visit],
+        )
+
+        def body(refs: Any, scratch: Any) -> None:
+            arrays = _Arrays(*jax.tree.unflatten(tree, refs[: len(leaves)]))
+            _ThreadBlock(self, arrays, refs[len(leaves) :], _Scratch(*scratch)).run()
+
+        out = stay[self.side]
+        (found,) = run_kernel(
+            body,
+            scratch,
+            {"heads": heads, "tiles": -(-length // config.span), "batch": B},
+            config,
+            gradient.call.interpret,
+            out_type=[jax.ShapeDtypeStruct(out.shape, gradient.dtype)],
+        )(*leaves)
+        return found
+
+    @property
+    def side(self) -> int:
+        """Which of the pair that stays and of the pair that is visited it is for."""
+        return int(self.name == "v")
+
+
+class _Arrays:
+    """The references of a kernel's operands."""
+
+    def __init__(self, stay: Any, visit: Any, statistics: Any, lists: Any, *mods: Any):
+        self.stay, self.visit, self.statistics = stay, visit, statistics
+        self.lists, self.mods = lists, mods
+
+
+@dataclass(frozen=True)
+class _Scratch:
+    stay: Any  # of each warpgroup; its gradients in the end
+    visit: Any
+    stay_here: Any
+    here: Any  # barriers of what is visited: loaded
+    free: Any  # read by all
+
+
+@dataclass(frozen=True)
+class _ThreadBlock:
+    """One thread block: `run` is what each of its warpgroups does."""
+
+    kernel: _Backward
+    arrays: _Arrays
+    outputs: Any
+    scratch: _Scratch
+
+    def run(self) -> None:
+        config = self.gradient.config
+        h, tile, b = (lax.axis_index(x) for x in ("heads", "tiles", "batch"))
+        group, first = lax.axis_index("wg"), tile * config.span
+        compute, move = config.registers
+
+        @pl.when(group < config.groups)
+        def _() -> None:
+            plgpu.set_max_registers(compute, action="increase")
+            self.compute(group, b, h, first)
+
+        @pl.when(group == config.groups)
+        def _() -> None:
+            plgpu.set_max_registers(move, action="decrease")
+            self.move(b, h, first)
+
+    @property
+    def gradient(self) -> Gradient:
+        return self.kernel.gradient
+
+    def visits(self, b: Any, h: Any, first: Any) -> Visits:
+        gradient = self.gradient
+        length = gradient.call.sizes["k" if gradient.rows == "q" else "q"]
+        lists = self.arrays.lists if gradient.blocks else None
+        blocks = Blocks(gradient.blocks, length, gradient.config)
+        return blocks.visits(lists, b, h, first)
+
+    # --- the warpgroup that moves data ---
+
+    def move(self, b: Any, h: Any, first: Any) -> None:
+        gradient, scratch = self.gradient, self.scratch
+        stages, columns = gradient.config.stages, gradient.config.columns
+
+        def of_head(n: Any, count: Any) -> Any:
+            seen = gradient.seen_by(n, b, h)
+            visits = self.visits(*seen, first)
+            if gradient.rows == "q":
+                seen = gradient.call.place_of_keys(b, h)
+
+            def one(i: Any, count: Any) -> Any:
+                slot = lax.rem(count, i32(stages))
+                rows = pl.ds(visits.first(i), columns)
+                for side, array in enumerate(self.arrays.visit):
+                    wait = partial(plgpu.barrier_wait, scratch.free[side].at[slot])
+                    pl.when(count >= stages)(wait)
+                    plgpu.copy_gmem_to_smem(
+                        array.at[seen[0], rows, seen[1]],
+                        scratch.visit[side].at[slot],
+                        scratch.here[side].at[slot],
+                    )
+                return count + 1
+
+            return lax.fori_loop(i32(0), visits.total, one, count)
+
+        count = gradient.over_heads(of_head, i32(0))
+
+        @pl.loop(jnp.maximum(count - stages, 0), count)
+        def _(i: Any) -> None:  # nobody leaves before all have read
+            for free in scratch.free:
+                plgpu.barrier_wait(free.at[lax.rem(i, i32(stages))])
+
+    # --- the warpgroups that compute ---
+
+    def compute(self, group: Any, b: Any, h: Any, first: Any) -> None:
+        gradient, scratch = self.gradient, self.scratch
+        config, here = gradient.config, scratch.stay_here.at[group]
+        mine = first + group * config.rows
+        rows = pl.ds(mine, config.rows)
+        stay = [x.at[group] for x in scratch.stay]
+        for array, buffer in zip(self.arrays.stay, stay, strict=True):
+            plgpu.copy_gmem_to_smem(array.at[b, rows, h], buffer, here)
+        plgpu.barrier_wait(here)
+
+        def of_head(n: Any, carry: Any) -> Any:
+            seen = gradient.seen_by(n, b, h)
+            visits, whole = self.visits(*seen, first), reach(config, gradient.blocks)
+            sizes, interpret = gradient.call.sizes, gradient.call.interpret
+            tile = Tile(*seen, mine, config, whole, gradient.rows, sizes, interpret)
+            mods = on_tile(tile, (gradient.score, gradient.mask), self.arrays.mods)
+            step = _Step(self, visits, stay, Weights(gradient, tile, *mods))
+            known = step.row_statistics()
+            full, partly = (partial(step, known, x) for x in (True, False))
+            carry = lax.fori_loop(i32(0), visits.full, full, carry)
+            return lax.fori_loop(visits.full, visits.total, partly, carry)
+
+        out = stay[self.kernel.side]
+        _, total = gradient.over_heads(of_head, (i32(0), zeros(*out.shape)))
+        if self.kernel.name != "v":
+            total = total * gradient.call.scale
+        out[...] = total.astype(gradient.dtype)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(out, self.outputs[0].at[b, rows, h])
+        plgpu.wait_smem_to_gmem(0)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One visit, which adds to the gradients of the rows."""
+
+    block: _ThreadBlock
+    visits: Visits
+    stay: Any
+    weights: Weights
+
+    def __call__(self, rows: Any, is_full: bool, i: Any, carry: Any) -> Any:
+        count, total = carry
+        kernel, scratch = self.block.kernel, self.block.scratch
+        config, dtype = kernel.gradient.config, kernel.gradient.dtype
+        slot, first = lax.rem(count, i32(config.stages)), self.visits.first(i)
+        *shifts, delta = self.statistics(rows, first)
+        found, slope = self.weights(first, shifts, self.product(0, slot))
+        if not is_full:
+            found = self.weights.hide(first, found)
+        if kernel.name != "v":
+            d_scores = found * (self.product(1, slot) - delta)
+            found = with_slope_of_hidden(found, d_scores, slope)
+            plgpu.barrier_arrive(scratch.free[1].at[slot])
+        else:
+            plgpu.barrier_arrive(scratch.free[0].at[slot])
+            plgpu.barrier_wait(scratch.here[1].at[slot])
+        right, interpret = scratch.visit[kernel.side].at[slot], self.tile.interpret
+        total = accumulate(total, found.astype(dtype), right, interpret)
+        plgpu.barrier_arrive(scratch.free[kernel.side].at[slot])
+        return count + 1, total
+
+    @property
+    def tile(self) -> Tile:
+        return self.weights.tile
+
+    def product(self, side: int, slot: Any) -> Any:
+        """Of what stays and what is visited."""
+        scratch = self.block.scratch
+        plgpu.barrier_wait(scratch.here[side].at[slot])
+        return multiply(self.stay[side], scratch.visit[side].at[slot])
+
+    def row_statistics(self) -> Any:
+        """Those of the queries, where queries are the rows."""
+        if self.tile.rows != "q":
+            return None
+        return [
+            self._load(x, self.tile.first, ROW) for x in self.block.arrays.statistics
+        ]
+
+    def statistics(self, rows: Any, first: Any) -> list[Any]:
+        """On the tile."""
+        if rows is not None:
+            return [self.tile.spread(x, "row", "tile") for x in rows]
+        loaded = [self._load(x, first, COLUMN) for x in self.block.arrays.statistics]
+        return [self.tile.spread(x, "column", "tile") for x in loaded]
+
+    def _load(self, ref: Any, first: Any, layout: Any) -> Any:
+        n = self.tile.shape[0] if layout is ROW else self.tile.shape[1]
+        window = ref.at[self.tile.b, self.tile.h, pl.ds(first, n)]
+        return plgpu.load(window, layout=layout, optimized=False)
