@@ -1,6 +1,6 @@
 """Draw docs/assets/bench_*.png from the committed benchmarks/results/*.json.
 
-uv run --group bench benchmarks/plot.py [muon] [attention] [compile]
+uv run --group bench benchmarks/plot.py [muon] [attention] [attention_gpu] [compile]
 """
 
 import argparse
@@ -28,7 +28,8 @@ def main(results: Path = RESULTS, pictures: Path = PICTURES) -> None:
     parser.add_argument("names", nargs="*", metavar="name", help="all if left out")
     pictures.mkdir(parents=True, exist_ok=True)
     for name in parser.parse_args().names or FIGURES:
-        draw(name, results / f"{name}_cpu.json", pictures / f"bench_{name}.png")
+        result = name if name.endswith("_gpu") else f"{name}_cpu"
+        draw(name, results / f"{result}.json", pictures / f"bench_{name}.png")
 
 
 def draw(name: str, result: Path, picture: Path) -> None:
@@ -154,6 +155,63 @@ def _memory(axis: Any, rows: list[dict[str, Any]]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
+# --- attention on a GPU ---------------------------------------------------------------
+
+
+def attention_gpu(record: dict[str, Any]) -> Any:
+    """Rates by program: a panel for each length, direction and number of channels."""
+    rows = record["rows"]
+    lengths = sorted({row["S"] for row in rows})
+    channels = sorted({row["D"] for row in rows})
+    panels = [(D, x) for D in channels for x in ("forward", "backward")]
+    size = (len(lengths), len(panels))
+    figure, axes = plt.subplots(
+        *size, figsize=(11, 4.2 * len(lengths)), layout="constrained", squeeze=False
+    )
+    for line, S in zip(axes, lengths, strict=True):
+        for axis, (D, direction) in zip(line, panels, strict=True):
+            wanted = {"S": S, "D": D, "direction": direction}
+            here = [row for row in rows if wanted.items() <= row.items()]
+            _rates(axis, here, record["bars"])
+            axis.set_title(f"{direction}, D = {D}, S = {S}", fontsize=9)
+        line[0].legend(fontsize=7, frameon=False, loc="lower right")
+    device = record["device"]["kind"]
+    figure.suptitle(
+        f"flex_attention on one {device}, bfloat16: TFLOP/s of unmasked scores\n"
+        "bars: medians; dots: samples; orange: the least that passes; beside: "
+        "largest mean error over that of the plain formula",
+        fontsize=9,
+    )
+    return figure
+
+
+def _rates(axis: Any, rows: list[dict[str, Any]], bars: list[dict[str, Any]]) -> None:
+    """Three bars a program, and the rates that would meet every aim."""
+    colours = COLOURS[0], COLOURS[2], "#d0d0d0"
+    rivals = dict(zip(("pliax", "torch flex", "cuDNN"), colours, strict=True))
+    programs = list(dict.fromkeys(row["program"] for row in rows))[::-1]
+    for row in rows:
+        place = list(rivals).index(row["rival"])
+        height = programs.index(row["program"]) + 0.28 * (1 - place)
+        label = row["rival"] if row["program"] == programs[-1] else None
+        colour = rivals[row["rival"]]
+        axis.barh(height, row["tflops"], color=colour, height=0.26, label=label)
+        samples = row["tflops"] * row["median_ms"] / np.array(row["samples_ms"])
+        axis.plot(samples, [height] * len(samples), "k.", markersize=1.5, alpha=0.5)
+        if place:
+            continue
+        error = f" {max(row['over_plain']):.2f}"
+        axis.text(0, height, error, fontsize=6, va="center", color="white")
+        prefix = f"{row['program']} S={row['S']} D={row['D']} {row['direction']} "
+        aims = [x["bar"] / x["ratio"] for x in bars if x["name"].startswith(prefix)]
+        if aims:
+            least = row["tflops"] * max(aims)
+            axis.vlines(least, height - 0.15, height + 0.15, color=COLOURS[1])
+    axis.set_yticks(range(len(programs)), programs)
+    axis.tick_params(labelsize=7)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
 # --- changing shapes ------------------------------------------------------------------
 
 
@@ -185,7 +243,12 @@ def compile(record: dict[str, Any]) -> Any:
     return figure
 
 
-FIGURES = {"muon": muon, "attention": attention, "compile": compile}
+FIGURES = {
+    "muon": muon,
+    "attention": attention,
+    "attention_gpu": attention_gpu,
+    "compile": compile,
+}
 
 
 if __name__ == "__main__":

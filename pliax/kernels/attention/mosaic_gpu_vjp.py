@@ -33,6 +33,7 @@ from .block_mask import BlockMask
 from .configs import backward_config
 from .mosaic_gpu import Call, aligned, call_of, mods_of
 from .mosaic_gpu_gradients import Gradient, Weights, statistics, with_slope_of_hidden
+from .mosaic_gpu_split_vjp import gradients_of
 from .mosaic_gpu_tiles import (
     COLUMN,
     Tile,
@@ -45,11 +46,10 @@ from .mosaic_gpu_tiles import (
     zeros,
 )
 from .mosaic_gpu_visits import Backwards, Blocks, reach
-from .mosaic_gpu_wide_vjp import gradient_of
 from .normalization import with_slope
 
 
-_WIDE = 128  # channels: of more, registers hold the sums of one gradient at a time
+_WIDE = 128  # channels: registers hold dk, dv and a tile, but no score_mod besides
 _SQUARE = 64  # rows and columns of the pieces of dq
 _TOGETHER = 16  # heads whose thread blocks start together, while L2 holds their queries
 
@@ -72,8 +72,11 @@ def backward(
     block = call.blocks[0] if call.blocks else 1
     known = statistics(is_linear, block, results, cotangents)
     given = call, padded, score_mod, block_mask, known
-    if max(padded[1].shape[3], padded[2].shape[3]) > _WIDE:
-        found = [gradient_of(name, *given) for name in "qkv"]
+    channels = max(padded[1].shape[3], padded[2].shape[3])
+    if channels > _WIDE:
+        found = [x for name in "qkv" for x in gradients_of(name, *given)]
+    elif channels == _WIDE and score_mod is not None:
+        found = [*gradients_of("q", *given), *gradients_of("kv", *given)]
     else:
         found = _all_gradients(*given)
     pairs = zip(found, arrays, strict=True)

@@ -60,6 +60,7 @@ CASES = [
     Case(mod="relative_bias", mask="prefix_lm", lengths=(150, 150)),
     Case(mask="causal", channels=(128, 128), lengths=(128, 256), dtype=jnp.float16),
     Case(mask="causal", channels=(256, 96), lengths=(100, 140)),
+    Case(mod="alibi", mask="causal", channels=(128, 128), lengths=(130, 130)),
     Case(mod="softplus", channels=(32, 80), lengths=(37, 45), shares_keys=True),
     Case(mask="causal", lengths=(140, 140), block=(64, 192)),
     Case(lengths=(1, 17), scale=-0.3),
@@ -69,7 +70,7 @@ CASES = [
     Case(mask="sliding_window", lengths=(300, 300), block=(512, 512)),
     Case(mod="bf16_table", channels=(192, 192), lengths=(40, 40)),
 ]
-OFTEN = (0, 1, 3, 5, 8, 12, 14)
+OFTEN = (0, 1, 3, 5, 9, 13, 15)
 
 
 def operands(case):

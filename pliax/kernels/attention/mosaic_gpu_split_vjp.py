@@ -1,9 +1,10 @@
-"""flex_attention on Hopper GPUs: the backward pass of more than 128 channels.
+"""flex_attention on Hopper GPUs: the backward pass, as a kernel for each side.
 
-Registers hold the sums of one gradient at a time, so there is a kernel for each. The
-one for dq has queries as its rows and visits keys; those for dk and dv have keys as
-their rows and visit queries, along the columns of the mask's lists: there the tile lies
-on its side, and the query heads of a key head are visited one after another.
+For what the registers of the fused kernel do not hold. The kernel for dq has queries as
+its rows and visits keys; that for dk and dv has keys as its rows and visits queries,
+along the columns of the mask's lists: there the tile lies on its side, and the query
+heads of a key head are visited one after another. Of more than 128 channels registers
+hold the sums of one gradient, so that dk and dv have a kernel each.
 
 References:
     Dao, "FlashAttention-2", 2023, Algorithm 2.
@@ -19,7 +20,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 from jax import Array, lax, numpy as jnp
 
 from .block_mask import BlockMask
-from .configs import WIDE_BACKWARD
+from .configs import split_backward_config
 from .mosaic_gpu import Call, mods_of
 from .mosaic_gpu_gradients import Gradient, Weights, with_slope_of_hidden
 from .mosaic_gpu_tiles import (
@@ -39,25 +40,25 @@ from .mosaic_gpu_visits import Blocks, Visits, reach
 from .normalization import with_slope
 
 
-def gradient_of(
-    name: str,
+def gradients_of(
+    names: str,
     call: Call,
     arrays: tuple[Array, ...],
     score_mod: Any,
     block_mask: BlockMask | None,
     statistics: Any,
-) -> Array:
-    """The gradient of the queries, "q", the keys, "k", or the values, "v".
+) -> list[Array]:
+    """The gradients of the queries, "q", of the keys, "k", of the values, "v", or "kv".
 
     Args:
-        name: Which.
+        names: Which.
         call: What is static in the call.
         arrays: Query, key, value and the output's cotangent, aligned.
         score_mod: The mod, or None.
         block_mask: The mask, or None.
         statistics: Of `mosaic_gpu_gradients.statistics`.
     """
-    rows, other = ("q", "k") if name == "q" else ("k", "q")
+    rows, other = ("q", "k") if names == "q" else ("k", "q")
     query, key, value, d_out = arrays
     sides = ((query, d_out), (key, value))
     stay, visit = sides if rows == "q" else sides[::-1]
@@ -66,20 +67,26 @@ def gradient_of(
         lists = block_mask.lists(transposed=rows == "k")
     if blocks is not None and rows == "k":
         blocks = blocks[1], blocks[0]
-    config = WIDE_BACKWARD
+    channels = max(key.shape[3], value.shape[3])
+    config = split_backward_config(rows, channels, blocks)
     loaded = {rows: config.span, other: reach(config, blocks)}
-    if score_mod is not None and name != "v":
+    if score_mod is not None and names != "v":
         score_mod = with_slope(score_mod)
     score, mask = mods_of(call, score_mod, block_mask, loaded)
     gradient = Gradient(call, config, rows, blocks, score, mask, query.dtype)
-    kernel = _Backward(gradient, name)
+    kernel = _Backward(gradient, names)
     return kernel(stay, visit, statistics, as_lists(lists))
+
+
+def side_of(name: str) -> int:
+    """Which of the pair that stays, and of the pair visited, a gradient is of."""
+    return int(name == "v")
 
 
 @dataclass(frozen=True)
 class _Backward:
     gradient: Gradient
-    name: str
+    names: str
 
     def __call__(self, stay: Any, visit: Any, statistics: Any, lists: Any) -> Any:
         gradient, (B, length, heads, _) = self.gradient, stay[0].shape
@@ -99,21 +106,15 @@ class _Backward:
             arrays = _Arrays(*jax.tree.unflatten(tree, refs[: len(leaves)]))
             _ThreadBlock(self, arrays, refs[len(leaves) :], _Scratch(*scratch)).run()
 
-        out = stay[self.side]
-        (found,) = run_kernel(
+        out = [stay[side_of(name)].shape for name in self.names]
+        return run_kernel(
             body,
             scratch,
             {"heads": heads, "tiles": -(-length // config.span), "batch": B},
             config,
             gradient.call.interpret,
-            out_type=[jax.ShapeDtypeStruct(out.shape, gradient.dtype)],
+            out_type=[jax.ShapeDtypeStruct(x, gradient.dtype) for x in out],
         )(*leaves)
-        return found
-
-    @property
-    def side(self) -> int:
-        """Which of the pair that stays and of the pair that is visited it is for."""
-        return int(self.name == "v")
 
 
 class _Arrays:
@@ -227,13 +228,16 @@ class _ThreadBlock:
             carry = lax.fori_loop(i32(0), visits.full, full, carry)
             return lax.fori_loop(visits.full, visits.total, partly, carry)
 
-        out = stay[self.kernel.side]
-        _, total = gradient.over_heads(of_head, (i32(0), zeros(*out.shape)))
-        if self.kernel.name != "v":
-            total = total * gradient.call.scale
-        out[...] = total.astype(gradient.dtype)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(out, self.outputs[0].at[b, rows, h])
+        names = self.kernel.names
+        buffers = [stay[side_of(name)] for name in names]
+        start = i32(0), *(zeros(*x.shape) for x in buffers)
+        _, *totals = gradient.over_heads(of_head, start)
+        parts = zip(names, totals, buffers, self.outputs, strict=True)
+        for name, total, buffer, out in parts:
+            scaled = total if name == "v" else total * gradient.call.scale
+            buffer[...] = scaled.astype(gradient.dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(buffer, out.at[b, rows, h])
         plgpu.wait_smem_to_gmem(0)
 
 
@@ -247,25 +251,33 @@ class _Step:
     weights: Weights
 
     def __call__(self, rows: Any, is_full: bool, i: Any, carry: Any) -> Any:
-        count, total = carry
+        count, *totals = carry
         kernel, scratch = self.block.kernel, self.block.scratch
         config, dtype = kernel.gradient.config, kernel.gradient.dtype
         slot, first = lax.rem(count, i32(config.stages)), self.visits.first(i)
+        free = [partial(plgpu.barrier_arrive, x.at[slot]) for x in scratch.free]
         *shifts, delta = self.statistics(rows, first)
-        found, slope = self.weights(first, shifts, self.product(0, slot))
+        weights, slope = self.weights(first, shifts, self.product(0, slot))
         if not is_full:
-            found = self.weights.hide(first, found)
-        if kernel.name != "v":
-            d_scores = found * (self.product(1, slot) - delta)
-            found = with_slope_of_hidden(found, d_scores, slope)
-            plgpu.barrier_arrive(scratch.free[1].at[slot])
-        else:
-            plgpu.barrier_arrive(scratch.free[0].at[slot])
+            weights = self.weights.hide(first, weights)
+        found = {"v": weights}
+        if kernel.names == "v":
+            free[0]()
             plgpu.barrier_wait(scratch.here[1].at[slot])
-        right, interpret = scratch.visit[kernel.side].at[slot], self.tile.interpret
-        total = accumulate(total, found.astype(dtype), right, interpret)
-        plgpu.barrier_arrive(scratch.free[kernel.side].at[slot])
-        return count + 1, total
+        else:
+            d_scores = weights * (self.product(1, slot) - delta)
+            d_scores = with_slope_of_hidden(weights, d_scores, slope)
+            found |= dict.fromkeys("qk", d_scores)
+        if "v" not in kernel.names:
+            free[1]()
+        sums = dict(zip(kernel.names, totals, strict=True))
+        halves = {name: found[name].astype(dtype) for name in sums}
+        for name in sorted(sums, reverse=True):  # values first: their weights are ready
+            side = side_of(name)
+            given = sums[name], halves[name], scratch.visit[side].at[slot]
+            sums[name] = accumulate(*given, self.tile.interpret)
+            free[side]()
+        return count + 1, *sums.values()
 
     @property
     def tile(self) -> Tile:
