@@ -106,10 +106,12 @@ def __call__({parameters}):
         if bound is not None:
             try:
                 before, calls = builds.count, bound.calls
-                if bound.fits and calls.short & 63:
+                if not calls.short & calls.untimed:
+                    result = timed(bound, {args}, kwargs)
+                elif bound.fits:
                     result = {call}
                 else:
-                    result = timed(bound, {args}, kwargs)
+                    result = bound({args}, kwargs)
                 if builds.count != before:
                     grown(bound, {args}, kwargs)
                 calls.short += 1
@@ -150,11 +152,11 @@ def _in_general(forms: Sequence[Form]) -> dict[str, str]:
     search = "None"
     for i, form in enumerate(forms):
         search = f"(table{i}[{form.sizes}] if {form.condition} else {search})"
-    run = "bound.run"
+    run = "bound.jitted(bound.packed, *args"
     return {
         "parameters": "*args, **kwargs",
         "search": search,
-        "call": f"({run}(*args, **kwargs) if kwargs else {run}(*args))",
+        "call": f"({run}, **kwargs) if kwargs else {run}))",
         "args": "args",
     }
 
@@ -168,7 +170,7 @@ def _by_position(form: Form) -> dict[str, str]:
     return {
         "parameters": f"{'=missing, '.join(names)}=missing, /, *rest, **kwargs",
         "search": f"(table0[{_together(named)}] if {condition} else None)",
-        "call": f"bound.run({listed})",
+        "call": f"bound.jitted(bound.packed, {listed})",
         "args": f"given({listed}, *rest)",
     }
 
@@ -186,8 +188,7 @@ def timed(bound: Any, args: tuple, kwargs: dict) -> Any:
     before, start = builds.count, perf_counter()
     results = bound(args, kwargs)
     if builds.count == before:
-        bound.calls.short_seconds += perf_counter() - start
-        bound.calls.timed += 1
+        bound.calls.timed_one(perf_counter() - start)
     return results
 
 

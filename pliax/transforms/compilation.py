@@ -308,7 +308,7 @@ class CompiledFunction(Dispatched):
         args, kwargs = bound.pad(call.args, call.kwargs)
         with plan.vetted():
             with self._ledger.tracing(plan.tally):
-                traced = plan.jitted.trace(*bound.run.args, *args, **kwargs)
+                traced = plan.jitted.trace(bound.packed, *args, **kwargs)
             tell_executable(self._parameters.owner, plan.group, plan.reason)
             lowered, seconds = _timed(traced.lower)
             plan.tally.add(lower_seconds=seconds)
