@@ -24,8 +24,9 @@ class Stats:
         compilations: executables built. Inside another transformation (jit, grad,
           vmap) the executable belongs to that transformation and is not counted here.
         call_seconds: seconds in calls, without the three below. JAX dispatches
-          asynchronously: this is the time until control came back. Of calls whose
-          arrays are not padded one in 64 is timed, and stands for the others.
+          asynchronously: this is the time until control came back. Of calls of known
+          sizes the 1st, 3rd, 5th, 9th, ... and then each 1024th is timed, and stands
+          for those until the next.
         trace_seconds: seconds from Python to a jaxpr.
         lower_seconds: seconds from the jaxpr to StableHLO.
         compile_seconds: seconds in XLA.
@@ -60,8 +61,8 @@ class Calls:
         short: calls that returned, of those the dispatcher knew.
         long: of those it did not know.
         untimed: a mask: calls whose number has none of these bits are timed.
-        timed: how many of the short ones were timed.
-        short_seconds: seconds in those.
+        short_seconds: seconds in the short ones before the last that was timed.
+        latest: that one's number, and its seconds.
         long_seconds: seconds in the long ones.
     """
 
@@ -70,8 +71,8 @@ class Calls:
     short: int = 0
     long: int = 0
     untimed: int = 0
-    timed: int = 0
     short_seconds: float = 0.0
+    latest: tuple[int, float] = (0, 0.0)
     long_seconds: float = 0.0
 
     @property
@@ -86,15 +87,18 @@ class Calls:
 
     def timed_one(self, seconds: float) -> None:
         """Notes one that was timed: the 1st, 3rd, 5th, 9th, ..., then each 1024th."""
-        self.short_seconds += seconds
-        self.timed += 1
+        self.short_seconds = self._seconds_until_now()
+        self.latest = self.short, seconds
         self.untimed = min(2 * self.untimed + 1, 1023)
+
+    def _seconds_until_now(self) -> float:
+        """Each that was timed stands for those until the next."""
+        number, seconds = self.latest
+        return self.short_seconds + (self.short - number) * seconds
 
     def read(self) -> dict[str, Any]:
         """What they add to a tally."""
-        count, seconds = self.count, self.long_seconds
-        if self.timed:
-            seconds += self.short_seconds / self.timed * self.short
+        count, seconds = self.count, self.long_seconds + self._seconds_until_now()
         valid, held = count * self.valid, count * self.held
         return {"calls": count, "call_seconds": seconds, "valid": valid, "held": held}
 

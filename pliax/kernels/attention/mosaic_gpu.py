@@ -92,7 +92,7 @@ def call_of(
 
 
 def aligned(x: Float[Array, "B S H D"]) -> Float[Array, "B S2 H D2"]:
-    """Filled with zeros up to what TMA moves; nobody sees those rows."""
+    """Filled with zeros up to what TMA moves; the kernels hide those rows."""
     return filled(filled(x, 3, CHANNELS), 1, ALIGNED)
 
 

@@ -115,9 +115,9 @@ class Weights:
         return jnp.exp2((scores - shifts[0]) * LOG2E - shifts[1]), slope
 
     def hide(self, first: Any, weights: Any) -> Any:
-        """Weights of a partial block."""
-        real = self.tile.is_column_real(first)
-        parts = [] if real is None else [real]
+        """Weights of a partial block, or of one that reaches beyond the end."""
+        real = self.tile.is_column_real(first), self.tile.is_row_real()
+        parts = [x for x in real if x is not None]
         for visible in parts if self.mask is None else [*parts, *self.mask(first)]:
             weights = jnp.where(visible, weights, 0.0)
         return weights

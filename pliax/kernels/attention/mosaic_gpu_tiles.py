@@ -134,6 +134,14 @@ class Tile:
         n = self.sizes[axis]
         return jnp.minimum(index, n - 1) if n % block else index
 
+    def is_row_real(self) -> Any:
+        """Which rows are not beyond the end; None if none can be."""
+        n = self.sizes[self.rows]
+        if n % self.config.span == 0:
+            return None
+        index = plgpu.broadcasted_iota(jnp.int32, self.shape[:1], 0, layout=ROW)
+        return self.spread(index + self.first < n, "row", "tile")
+
     def is_column_real(self, first: Any) -> Any:
         """Which columns are not beyond the end; None if none can be."""
         n = self.sizes[self.columns]

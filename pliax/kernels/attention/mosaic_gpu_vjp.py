@@ -17,6 +17,7 @@ References:
     Shah et al., "FlashAttention-3", 2024, section B.1 (a warp that adds to dq).
 """
 
+import functools
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -257,6 +258,15 @@ class _ThreadBlock:
         """Its first key."""
         return lax.axis_index("tiles") * self.gradient.config.span
 
+    @property
+    def is_inside(self) -> Any:
+        """Whether its rows are keys; None if those of all are.
+
+        What is beyond the end has weights, too: its scores are those of zeros.
+        """
+        span, n = self.gradient.config.span, self.gradient.call.sizes["k"]
+        return None if n % span == 0 else self.first + span <= n
+
     def visits(self, b: Any, h: Any) -> Backwards:
         gradient = self.gradient
         length = gradient.call.sizes["q"]
@@ -474,9 +484,11 @@ class _Step:
         return self.weights.tile.spread(x, "column", "tile")
 
     def hide(self, first: Any, is_full: Any, found: Any) -> Any:
-        if is_full is None:
+        is_shown = [x for x in (is_full, self.block.is_inside) if x is not None]
+        if not is_shown:
             return found
-        return lax.cond(is_full, lambda x: x, partial(self.weights.hide, first), found)
+        is_shown = functools.reduce(jnp.logical_and, is_shown)
+        return lax.cond(is_shown, lambda x: x, partial(self.weights.hide, first), found)
 
     def start_squares(self, squares: Any, twin: Any) -> None:
         """What this visit adds to dq, with the keys of all warpgroups."""

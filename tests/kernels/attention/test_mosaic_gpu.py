@@ -69,6 +69,10 @@ CASES = [
     Case(mask="noop", lengths=(64, 384), block=(64, 256)),
     Case(mask="sliding_window", lengths=(300, 300), block=(512, 512)),
     Case(mod="bf16_table", channels=(192, 192), lengths=(40, 40)),
+    # All gradients in one kernel: keys of all sequences, squares of dq for one group.
+    Case(mask="causal", lengths=(140, 140), shares_keys=True),
+    Case(mask="causal", channels=(64, 128), lengths=(70, 130)),
+    Case(mask="document_ids", channels=(128, 64), lengths=(260, 260), block=(192, 128)),
 ]
 OFTEN = (0, 1, 3, 5, 9, 13, 15)
 
@@ -171,6 +175,39 @@ def test_a_mod_is_asked_about_no_query_beyond_the_end():
 
     gradients = jax.jit(jax.grad(loss))(qkv)
     assert all(np.isfinite(np.asarray(x, np.float32)).all() for x in gradients)
+
+
+STEEP = {
+    "steep at 0": lambda s, b, h, i, j: jnp.sign(s) * jnp.sqrt(jnp.abs(s)),
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("mask_mod", [None, px.kernels.masks.causal])
+@pytest.mark.parametrize("name", STEEP)
+def test_keys_beyond_the_end_add_nothing_to_the_gradient_of_queries(name, mask_mod):
+    """Their scores are those of zeros, far above all others: as if they were hidden."""
+    q, k, v, d_out = (gaussian(n, (1, 40, 1, 64), jnp.bfloat16) for n in range(4))
+    q, k = 4 + q / 8, k / 8 - 4
+
+    def gradients(k, v, mask):
+        attend = partial(
+            px.flex_attention, score_mod=STEEP[name], block_mask=mask,
+            implementation="mosaic_gpu", kernel_options=INTERPRET,
+        )  # fmt: skip
+        return jax.jit(lambda qkv: jax.vjp(attend, *qkv)[1](d_out))((q, k, v))
+
+    mask = mask_mod and px.create_block_mask(mask_mod, None, None, 40, 40)
+    found = gradients(k, v, mask)
+    hidden = px.and_masks(
+        lambda b, h, i, j: j < 40, mask_mod or px.kernels.masks.noop_mask
+    )
+    longer = [jnp.pad(x, ((0, 0), (0, 88), (0, 0), (0, 0))) for x in (k, v)]
+    mask = px.create_block_mask(hidden, None, None, 40, 128)
+    for x, wanted in zip(found, gradients(*longer, mask), strict=True):
+        x, wanted = (np.asarray(a, np.float32)[:, :40] for a in (x, wanted))
+        assert np.isfinite(x).all()
+        np.testing.assert_allclose(x, wanted, rtol=1e-2, atol=1e-6)
 
 
 @pytest.mark.slow
