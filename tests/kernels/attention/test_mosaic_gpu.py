@@ -202,9 +202,9 @@ def test_keys_beyond_the_end_add_nothing_to_the_gradient_of_queries(name, mask_m
     hidden = px.and_masks(
         lambda b, h, i, j: j < 40, mask_mod or px.kernels.masks.noop_mask
     )
-    longer = [jnp.pad(x, ((0, 0), (0, 88), (0, 0), (0, 0))) for x in (k, v)]
+    k, v = (jnp.pad(x, ((0, 0), (0, 88), (0, 0), (0, 0))) for x in (k, v))
     mask = px.create_block_mask(hidden, None, None, 40, 128)
-    for x, wanted in zip(found, gradients(*longer, mask), strict=True):
+    for x, wanted in zip(found, gradients(k, v, mask), strict=True):
         x, wanted = (np.asarray(a, np.float32)[:, :40] for a in (x, wanted))
         assert np.isfinite(x).all()
         np.testing.assert_allclose(x, wanted, rtol=1e-2, atol=1e-6)
