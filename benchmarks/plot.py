@@ -174,11 +174,14 @@ def attention_gpu(record: dict[str, Any]) -> Any:
             here = [row for row in rows if wanted.items() <= row.items()]
             _rates(axis, here, record["bars"])
             axis.set_title(f"{direction}, D = {D}, S = {S}", fontsize=9)
-        line[0].legend(fontsize=7, frameon=False, loc="lower right")
+    handles, names = axes[0][0].get_legend_handles_labels()
+    figure.legend(
+        handles, names, fontsize=7, frameon=False, ncols=3, loc="outside lower center"
+    )
     device = record["device"]["kind"]
     figure.suptitle(
         f"flex_attention on one {device}, bfloat16: TFLOP/s of unmasked scores\n"
-        "bars: medians; dots: samples; orange: the least that passes; beside: "
+        "bars: medians; dots: samples; orange: the least that passes; in white: "
         "largest mean error over that of the plain formula",
         fontsize=9,
     )
