@@ -462,3 +462,61 @@ def load_elements(ref: Any, index: Any, dtype: Any, layout: Any) -> Any:
         )
 
     return load(ref, index)
+
+
+def vote_not_finite(flags: Any, group: Any, sums: Any, layout: Any) -> None:
+    """In a Mosaic GPU kernel: whether any number of any warpgroup is not finite.
+
+    Every warpgroup of the thread block takes part, and waits for the others; 1 or 0 is
+    written to its own flag, which it can read at once.
+
+    Args:
+        flags: Integers in shared memory, one for each warpgroup.
+        group: The number of this one.
+        sums: Its float32 numbers; None if it has none. If only their sum is not finite
+            they count as such.
+        layout: How they lie in registers.
+    """
+    import jax.experimental.pallas.mosaic_gpu as plgpu
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import arith, llvm, memref, vector
+
+    inline: Any = plgpu.inline_mgpu
+    scalar = plgpu.Layout.WG_SPLAT
+    types = plgpu.RefType(), scalar, *(() if sums is None else (layout,))
+
+    def is_odd(registers: Any) -> Any:
+        *rest, total = registers
+        for register in rest:
+            total = arith.addf(total, register)
+        (count,) = ir.VectorType(total.type).shape
+        at = [{"dynamic_position": [], "static_position": [i]} for i in range(count)]
+        total, *rest = (vector.extract(total, **place) for place in at)
+        for x in rest:
+            total = arith.addf(total, x)
+        nothing = arith.subf(total, total)
+        return arith.cmpf(arith.CmpFPredicate.UNE, nothing, nothing)
+
+    @inline(arg_types=types)
+    def vote(_: Any, flags: Any, group: Any, *sums: Any) -> None:
+        integer = ir.IntegerType.get_signless(32)
+
+        def constant(x: int) -> Any:
+            return arith.constant(integer, ir.IntegerAttr.get(integer, x))
+
+        mine = constant(0)
+        for x in sums:
+            mine = arith.extui(integer, is_odd(x.registers.flat))
+        (groups,) = ir.MemRefType(flags.type).shape
+        ours = llvm.inline_asm(
+            integer,
+            [mine, constant(128 * groups)],
+            "{ .reg .pred p, q; setp.ne.s32 p, $1, 0; "
+            "bar.red.or.pred q, 15, $2, p; selp.s32 $0, 1, 0, q; }",
+            "=r,r,r",
+            has_side_effects=True,
+        )
+        (place,) = group.registers.flat
+        memref.store(ours, flags, [arith.index_cast(ir.IndexType.get(), place)])
+
+    vote(flags, group, *(() if sums is None else (sums,)))

@@ -10,13 +10,16 @@ maximum m, the sum l and the unnormalised output in registers:
 
 Two warpgroups take turns: while one computes its softmax the tensor cores work for the
 other. Without a mod the scale is part of the exponent. Of a key that the mask hides the
-weight is 0, and 0 times NaN is not: what nobody sees, or sees nothing, must be finite.
+weight is 0, and 0 times NaN is not: if a mask may leave a key to nobody, and the output
+is not finite, a thread block starts again, and adds the values of partial blocks one by
+one where they are seen.
 
 References:
     Dao, "FlashAttention-2", 2023, Algorithm 1.
     Shah et al., "FlashAttention-3", 2024, section 3.1 (warpgroups that take turns).
 """
 
+import functools
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,11 +33,14 @@ from jaxtyping import Array, Float
 
 from .block_mask import BlockMask
 from .configs import Config, forward_config
+from .diagonals import sees_itself
 from .mosaic_gpu_tiles import (
+    COLUMN,
     LOG2E,
     ModOnTile,
     Operands,
     Tile,
+    Verdict,
     accumulate,
     as_lists,
     filled,
@@ -65,6 +71,8 @@ class Call:
         key_heads: How many.
         shares_keys: Whether all sequences have the same keys and values.
         blocks: Queries and keys of a mask's block; None without a mask.
+        has_unseen: Whether a key may be seen by nobody, and a query may see nothing:
+            they may hold anything.
         interpret: Whether JAX's interpreter runs the kernels.
     """
 
@@ -73,6 +81,7 @@ class Call:
     key_heads: int
     shares_keys: bool
     blocks: tuple[int, int] | None
+    has_unseen: bool
     interpret: bool
 
     def place_of_keys(self, b: Any, h: Any) -> tuple[Any, Any]:
@@ -88,7 +97,8 @@ def call_of(
     (B, T, H, _), (batch, S, K, _) = (x.shape for x in arrays[:2])
     blocks = None if block_mask is None else block_mask.block_size
     sizes = {"b": B, "h": H, "q": T, "k": S}
-    return Call(scale, sizes, K, batch < B, blocks, interpret)
+    has_unseen = block_mask is not None and not sees_itself(block_mask)
+    return Call(scale, sizes, K, batch < B, blocks, has_unseen, interpret)
 
 
 def aligned(x: Float[Array, "B S H D"]) -> Float[Array, "B S2 H D2"]:
@@ -145,7 +155,8 @@ class _Forward:
         mods = [x.arrays for x in (self.score, self.mask) if x is not None]
         arrays = (query, key, value), tuple(lists), *mods
         leaves, tree = jax.tree.flatten(arrays)
-        statistic = jax.ShapeDtypeStruct((B, H, T), jnp.float32)
+        rows = -(-T // config.span) * config.span  # a tile's are copied without limits
+        statistic = jax.ShapeDtypeStruct((B, H, rows), jnp.float32)
         barriers = partial(plgpu.Barrier, num_barriers=config.stages)
         smem = partial(shared_memory, self.dtype)
         scratch = (
@@ -161,6 +172,9 @@ class _Forward:
                 barriers(num_arrivals=config.groups),
             ),
             plgpu.Barrier(num_arrivals=config.groups),
+            Verdict.scratch(config, interpret=self.call.interpret)
+            if self.call.has_unseen
+            else (),
         )
 
         def body(refs: Any, scratch: Any) -> None:
@@ -193,6 +207,7 @@ class _Scratch:
     here: Any  # barriers of keys and values: loaded
     free: Any  # read by all
     turn: Any
+    verdict: Any
 
 
 @dataclass(frozen=True)
@@ -218,12 +233,25 @@ class _ThreadBlock:
         @pl.when(group < config.groups)
         def _() -> None:
             plgpu.set_max_registers(compute, action="increase")
-            self.compute(visits, group, b, h, tile * config.span + group * config.rows)
+            first = tile * config.span + group * config.rows
+            place = b, h, first
+            is_spoiled = self.compute(visits, group, *place)
+            if is_spoiled is not None:
+                again = partial(self.compute, visits, group, *place, is_careful=True)
+                pl.when(is_spoiled)(again)
 
         @pl.when(group == config.groups)
         def _() -> None:
             plgpu.set_max_registers(move, action="decrease")
-            self.move(visits, *call.place_of_keys(b, h))
+            place = call.place_of_keys(b, h)
+            self.move(visits, *place)
+            if self.verdict is not None:
+                pl.when(self.verdict(group))(partial(self.move, visits, *place))
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether something hidden spoiled the output; None if nothing is hidden."""
+        return Verdict(*self.scratch.verdict) if self.scratch.verdict else None
 
     # --- the warpgroup that moves keys and values ---
 
@@ -251,7 +279,17 @@ class _ThreadBlock:
 
     # --- the warpgroups that compute ---
 
-    def compute(self, visits: Visits, group: Any, b: Any, h: Any, first: Any) -> None:
+    def compute(
+        self,
+        visits: Visits,
+        group: Any,
+        b: Any,
+        h: Any,
+        first: Any,
+        *,
+        is_careful: bool = False,
+    ) -> Any:
+        """Stores the results; says whether something hidden spoiled them."""
         config, call, scratch = self.kernel.config, self.kernel.call, self.scratch
         query = self.arrays[0][0]
         mine = scratch.queries.at[group]
@@ -262,7 +300,7 @@ class _ThreadBlock:
         tile = Tile(b, h, first, config, whole, "q", call.sizes, call.interpret)
         mods = self.kernel.score, self.kernel.mask
         score, mask = on_tile(tile, mods, self.arrays[2:])
-        step = _Step(self, visits, mine, score, mask, tile)
+        step = _Step(self, visits, mine, score, mask, tile, is_careful)
         pl.when(visits.total > 0)(lambda: plgpu.barrier_wait(scratch.here[0].at[0]))
         self.take_turn(group == 1)
         empty = zeros(config.rows, value=-jnp.inf), zeros(config.rows)
@@ -272,7 +310,11 @@ class _ThreadBlock:
             visits.full, visits.total, partial(step, is_full=False), carry
         )
         self.take_turn(group == 0)
+        is_spoiled = None
+        if self.verdict is not None and not is_careful:
+            is_spoiled = self.verdict(group, carry[0])
         self.store(group, (b, h, first), *carry)
+        return is_spoiled
 
     def take_turn(self, condition: Any = None) -> None:
         """Lets the other warpgroup have the tensor cores, and waits for it."""
@@ -315,6 +357,7 @@ class _Step:
     score: ModOnTile | None
     mask: ModOnTile | None
     tile: Tile
+    is_careful: bool  # about hidden values that are not finite
 
     def __call__(self, i: Any, carry: Any, *, is_full: bool) -> Any:
         acc, top, total = carry
@@ -327,10 +370,14 @@ class _Step:
         total = total * decay + added
         acc, top, total, weights = lax.optimization_barrier((acc, top, total, weights))
         self.await_values(slot)
-        acc = accumulate(
-            acc, weights, scratch.values.at[slot], self.tile.interpret,
-            partial(self.await_next_keys, i),
-        )  # fmt: skip
+        if self.is_careful and not is_full:
+            acc = self.add_seen(acc, weights, self.visits.first(i))
+            self.await_next_keys(i)
+        else:
+            acc = accumulate(
+                acc, weights, scratch.values.at[slot], self.tile.interpret,
+                partial(self.await_next_keys, i),
+            )  # fmt: skip
         plgpu.barrier_arrive(scratch.free[1].at[slot])
         return acc, top, total
 
@@ -357,6 +404,25 @@ class _Step:
             weights = jnp.exp2((scores - shifts) * factor)
         decay = jnp.exp2((top - shift) * factor)
         return weights.astype(kernel.dtype), new, decay, weights.sum(axis=1)
+
+    def add_seen(self, acc: Any, weights: Any, first: Any) -> Any:
+        """What is seen of each value in turn, instead of a product."""
+        tile, value = self.tile, self.block.arrays[0][2]
+        seen = functools.reduce(jnp.logical_and, self.visible(first))
+        weights = jnp.where(seen, weights.astype(jnp.float32), -1.0)
+        column = plgpu.broadcasted_iota(jnp.int32, tile.shape[1:], 0, layout=COLUMN)
+        column = tile.spread(column, "column", "tile")
+        b, h = self.block.kernel.call.place_of_keys(tile.b, tile.h)
+
+        def one(n: Any, acc: Any) -> Any:
+            weight = jnp.where(column == n, weights, 0.0).sum(axis=1)
+            place = jnp.minimum(first + n, tile.sizes["k"] - 1)
+            x = plgpu.load(value.at[b, place, h], layout=COLUMN, optimized=False)
+            weight = lax.broadcast_in_dim(weight, acc.shape, [0])
+            added = weight * lax.broadcast_in_dim(x.astype(acc.dtype), acc.shape, [1])
+            return jnp.where(weight < 0, acc, acc + added)
+
+        return lax.fori_loop(i32(0), i32(tile.shape[1]), one, acc)
 
     def visible(self, first: Any) -> list[Any]:
         """What hides scores of a partial block."""

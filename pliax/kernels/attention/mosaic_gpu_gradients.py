@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from .configs import Config
 from .mosaic_gpu import Call
@@ -128,6 +128,23 @@ def with_slope_of_hidden(weights: Any, d_scores: Any, slope: Any) -> Any:
     if slope is None:
         return d_scores
     return jnp.where(weights == 0, 0.0, d_scores * slope)
+
+
+def blind_tiles(
+    known: tuple[Array, ...], length: int, queries: int
+) -> tuple[Int[Array, "1"], Int[Array, "B H C"]]:
+    """Whether some query sees nothing, and may hold anything, and which tiles have one.
+
+    Args:
+        known: Of `statistics`.
+        length: How many queries there are.
+        queries: Of a tile.
+    """
+    is_real = lax.broadcasted_iota(jnp.int32, known[0].shape, 2) < length
+    is_blind = (known[0] == jnp.inf) & is_real
+    tiles = is_blind.reshape(*is_blind.shape[:2], -1, queries)
+    some, which = jnp.any(is_blind), jnp.any(tiles, axis=-1)
+    return some.astype(jnp.int32)[None], which.astype(jnp.int32)
 
 
 def statistics(

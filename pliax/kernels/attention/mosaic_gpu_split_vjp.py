@@ -22,14 +22,21 @@ from jax import Array, lax, numpy as jnp
 from .block_mask import BlockMask
 from .configs import split_backward_config
 from .mosaic_gpu import Call, mods_of
-from .mosaic_gpu_gradients import Gradient, Weights, with_slope_of_hidden
+from .mosaic_gpu_gradients import (
+    Gradient,
+    Weights,
+    blind_tiles,
+    with_slope_of_hidden,
+)
 from .mosaic_gpu_tiles import (
     COLUMN,
     ROW,
     Tile,
+    Verdict,
     accumulate,
     as_lists,
     i32,
+    make_finite,
     multiply,
     on_tile,
     run_kernel,
@@ -67,15 +74,17 @@ def gradients_of(
         lists = block_mask.lists(transposed=rows == "k")
     if blocks is not None and rows == "k":
         blocks = blocks[1], blocks[0]
-    channels = max(key.shape[3], value.shape[3])
+    channels, blind = max(key.shape[3], value.shape[3]), ()
     config = split_backward_config(rows, channels, blocks)
     loaded = {rows: config.span, other: reach(config, blocks)}
     if score_mod is not None and names != "v":
         score_mod = with_slope(score_mod)
     score, mask = mods_of(call, score_mod, block_mask, loaded)
     gradient = Gradient(call, config, rows, blocks, score, mask, query.dtype)
+    if call.has_unseen and "k" in names:
+        blind = blind_tiles(statistics, call.sizes["q"], config.columns)
     kernel = _Backward(gradient, names)
-    return kernel(stay, visit, statistics, as_lists(lists))
+    return kernel(stay, visit, statistics, as_lists(lists), blind)
 
 
 def side_of(name: str) -> int:
@@ -88,10 +97,13 @@ class _Backward:
     gradient: Gradient
     names: str
 
-    def __call__(self, stay: Any, visit: Any, statistics: Any, lists: Any) -> Any:
+    def __call__(
+        self, stay: Any, visit: Any, statistics: Any, lists: Any, blind: Any
+    ) -> Any:
         gradient, (B, length, heads, _) = self.gradient, stay[0].shape
         config, mods = gradient.config, gradient.mods
-        leaves, tree = jax.tree.flatten((stay, visit, statistics, lists, *mods))
+        arrays = stay, visit, statistics, lists, blind, *mods
+        leaves, tree = jax.tree.flatten(arrays)
         smem = partial(shared_memory, gradient.dtype)
         barriers = partial(plgpu.Barrier, num_barriers=config.stages)
         scratch = (
@@ -100,6 +112,9 @@ class _Backward:
             plgpu.Barrier(num_arrivals=2, num_barriers=config.groups),
             [barriers() for _ in visit],
             [barriers(num_arrivals=config.groups) for _ in visit],
+            Verdict.scratch(config, interpret=gradient.call.interpret)
+            if self.names == "q" and gradient.call.has_unseen
+            else (),
         )
 
         def body(refs: Any, scratch: Any) -> None:
@@ -120,9 +135,18 @@ class _Backward:
 class _Arrays:
     """The references of a kernel's operands."""
 
-    def __init__(self, stay: Any, visit: Any, statistics: Any, lists: Any, *mods: Any):
+    def __init__(
+        self,
+        stay: Any,
+        visit: Any,
+        statistics: Any,
+        lists: Any,
+        blind: Any,
+        *mods: Any,
+    ) -> None:
         self.stay, self.visit, self.statistics = stay, visit, statistics
         self.lists, self.mods = lists, mods
+        self.blind = blind
 
 
 @dataclass(frozen=True)
@@ -132,6 +156,7 @@ class _Scratch:
     stay_here: Any
     here: Any  # barriers of what is visited: loaded
     free: Any  # read by all
+    verdict: Any
 
 
 @dataclass(frozen=True)
@@ -152,16 +177,30 @@ class _ThreadBlock:
         @pl.when(group < config.groups)
         def _() -> None:
             plgpu.set_max_registers(compute, action="increase")
-            self.compute(group, b, h, first)
+            run = partial(self.compute, group, b, h, first)
+            if self.arrays.blind:  # apart: it is rare, and slower
+                some, _ = self.arrays.blind
+                has_blind = some[0] != 0
+                pl.when(has_blind)(partial(run, is_careful=True))
+                pl.when(~has_blind)(run)
+            elif (is_spoiled := run()) is not None:
+                pl.when(is_spoiled)(partial(run, is_careful=True))
 
         @pl.when(group == config.groups)
         def _() -> None:
             plgpu.set_max_registers(move, action="decrease")
             self.move(b, h, first)
+            if self.verdict is not None:
+                pl.when(self.verdict(group))(partial(self.move, b, h, first))
 
     @property
     def gradient(self) -> Gradient:
         return self.kernel.gradient
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether a hidden key spoiled dq; None if that cannot be."""
+        return Verdict(*self.scratch.verdict) if self.scratch.verdict else None
 
     def visits(self, b: Any, h: Any, first: Any) -> Visits:
         gradient = self.gradient
@@ -206,7 +245,10 @@ class _ThreadBlock:
 
     # --- the warpgroups that compute ---
 
-    def compute(self, group: Any, b: Any, h: Any, first: Any) -> None:
+    def compute(
+        self, group: Any, b: Any, h: Any, first: Any, *, is_careful: bool = False
+    ) -> Any:
+        """Stores the gradients; says whether something hidden spoiled them."""
         gradient, scratch = self.gradient, self.scratch
         config, here = gradient.config, scratch.stay_here.at[group]
         mine = first + group * config.rows
@@ -215,6 +257,9 @@ class _ThreadBlock:
         for array, buffer in zip(self.arrays.stay, stay, strict=True):
             plgpu.copy_gmem_to_smem(array.at[b, rows, h], buffer, here)
         plgpu.barrier_wait(here)
+        if gradient.call.has_unseen and gradient.rows == "k":
+            for buffer in stay:
+                make_finite(buffer)
 
         def of_head(n: Any, carry: Any) -> Any:
             seen = gradient.seen_by(n, b, h)
@@ -222,7 +267,8 @@ class _ThreadBlock:
             sizes, interpret = gradient.call.sizes, gradient.call.interpret
             tile = Tile(*seen, mine, config, whole, gradient.rows, sizes, interpret)
             mods = on_tile(tile, (gradient.score, gradient.mask), self.arrays.mods)
-            step = _Step(self, visits, stay, Weights(gradient, tile, *mods))
+            weights = Weights(gradient, tile, *mods)
+            step = _Step(self, visits, stay, weights, is_careful)
             known = step.row_statistics()
             full, partly = (partial(step, known, x) for x in (True, False))
             carry = lax.fori_loop(i32(0), visits.full, full, carry)
@@ -232,6 +278,9 @@ class _ThreadBlock:
         buffers = [stay[side_of(name)] for name in names]
         start = i32(0), *(zeros(*x.shape) for x in buffers)
         _, *totals = gradient.over_heads(of_head, start)
+        is_spoiled = None
+        if self.verdict is not None and not is_careful:
+            is_spoiled = self.verdict(group, totals[0])
         parts = zip(names, totals, buffers, self.outputs, strict=True)
         for name, total, buffer, out in parts:
             scaled = total if name == "v" else total * gradient.call.scale
@@ -239,6 +288,7 @@ class _ThreadBlock:
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(buffer, out.at[b, rows, h])
         plgpu.wait_smem_to_gmem(0)
+        return is_spoiled
 
 
 @dataclass(frozen=True)
@@ -249,6 +299,7 @@ class _Step:
     visits: Visits
     stay: Any
     weights: Weights
+    is_careful: bool  # about what nobody sees, or sees nothing
 
     def __call__(self, rows: Any, is_full: bool, i: Any, carry: Any) -> Any:
         count, *totals = carry
@@ -274,6 +325,8 @@ class _Step:
         halves = {name: found[name].astype(dtype) for name in sums}
         for name in sorted(sums, reverse=True):  # values first: their weights are ready
             side = side_of(name)
+            if name == "k" and self.is_careful:
+                self.leave_out_blind(first, slot)
             given = sums[name], halves[name], scratch.visit[side].at[slot]
             sums[name] = accumulate(*given, self.tile.interpret)
             free[side]()
@@ -283,10 +336,20 @@ class _Step:
     def tile(self) -> Tile:
         return self.weights.tile
 
+    def leave_out_blind(self, first: Any, slot: Any) -> None:
+        """Queries that see nothing may hold anything, and 0 times NaN is not 0."""
+        _, flags = self.block.arrays.blind
+        place = lax.div(first, i32(self.tile.shape[1]))
+        has_blind = flags[self.tile.b, self.tile.h, place] != 0
+        queries = self.block.scratch.visit[0].at[slot]
+        pl.when(has_blind)(partial(make_finite, queries))
+
     def product(self, side: int, slot: Any) -> Any:
         """Of what stays and what is visited."""
         scratch = self.block.scratch
         plgpu.barrier_wait(scratch.here[side].at[slot])
+        if self.is_careful and self.tile.rows == "q":
+            make_finite(scratch.visit[side].at[slot])
         return multiply(self.stay[side], scratch.visit[side].at[slot])
 
     def row_statistics(self) -> Any:

@@ -5,6 +5,8 @@ in registers as the tensor cores leave it, a row as what a sum along it leaves, 
 column likewise.
 """
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from pliax.core._jax import load_elements
+from pliax.core._jax import load_elements, vote_not_finite
 from pliax.core.jaxprs import ClosedFunction
 
 from .block_lists import BlockLists
@@ -30,6 +32,7 @@ from .tile_evaluation import Space, compute_inside
 TILE = plgpu.Layout.WGMMA
 ROW, COLUMN = TILE.reduce(1), TILE.reduce(0)
 LOG2E = math.log2(math.e)  # exp(x) = 2^(x log2 e), and the hardware has 2^x
+_PIECE = 64  # rows and columns that a warpgroup's registers have room for besides
 i32 = partial(jnp.asarray, dtype=jnp.int32)
 
 
@@ -228,6 +231,58 @@ def on_tile(
     """Mods in a kernel; `refs` are the arrays of those that there are."""
     rest = iter(refs)
     return [mod and ModOnTile(tile, mod.separated, next(rest)) for mod in mods]
+
+
+# --- what is not finite ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the warpgroups of a thread block agree on: whether sums were spoiled.
+
+    A key that nobody sees may hold anything. Its weight is 0, and 0 times NaN is not:
+    where a sum is not finite the thread block computes it once more, with care.
+
+    Attributes:
+        flags: In shared memory, of each warpgroup.
+        given: The barrier where they arrive; () but in the interpreter.
+    """
+
+    flags: Any
+    given: Any
+
+    @staticmethod
+    def scratch(config: Config, *, interpret: bool) -> tuple[Any, Any]:
+        """The shared memory and the barrier it needs."""
+        groups = config.groups + 1
+        given = plgpu.Barrier(num_arrivals=groups) if interpret else ()
+        return plgpu.SMEM((groups,), jnp.int32), given
+
+    def __call__(self, group: Any, sums: Any = None) -> Any:
+        """Whether a warpgroup found sums that are not finite; each asks once."""
+        if isinstance(self.given, tuple):
+            vote_not_finite(self.flags, group, sums, TILE)
+            return self.flags[group] != 0
+        self.flags[group] = i32(0 if sums is None else jnp.any(~jnp.isfinite(sums)))
+        plgpu.barrier_arrive(self.given)
+        plgpu.barrier_wait(self.given)
+        return functools.reduce(
+            jnp.logical_or, [self.flags[n] != 0 for n in range(self.flags.shape[0])]
+        )
+
+
+def make_finite(matrix: Any) -> None:
+    """0 in place of what is not finite, in shared memory.
+
+    Several warpgroups may do so at once: they write the same.
+    """
+    starts = (range(0, n, _PIECE) for n in matrix.shape)
+    for row, column in itertools.product(*starts):
+        part = matrix.at[pl.ds(row, _PIECE), pl.ds(column, _PIECE)]
+        x = plgpu.load(part, layout=TILE)
+        wide = x.astype(jnp.float32)
+        part[...] = jnp.where(wide - wide == 0, wide, 0.0).astype(x.dtype)
+    plgpu.commit_smem()
 
 
 # --- arrays ---------------------------------------------------------------------------
