@@ -19,6 +19,7 @@ class Backend:
         supports: From the arguments to None, or the reason they are refused.
         priority: The supported backend with the highest one is the default.
         options: Names of the `kernel_options` it reads.
+        by_default: What runs in its place, and may refuse more, where nobody named it.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Backend:
     supports: Callable[[Any], str | None]
     priority: int
     options: tuple[str, ...] = ()
+    by_default: "Backend | None" = None
 
 
 def choose(
@@ -44,7 +46,9 @@ def choose(
         NotImplementedError: If the named backend refuses the arguments, or all do.
     """
     ranked = sorted(backends, key=lambda backend: -backend.priority)
-    candidates = [b for b in ranked if name is None or b.name == name]
+    candidates = [b for b in ranked if b.name == name]
+    if name is None:
+        candidates = [b.by_default or b for b in ranked]
     if not candidates:
         known = ", ".join(repr(b.name) for b in ranked)
         raise ValueError(

@@ -78,11 +78,38 @@ def _refused_by_mosaic_gpu(arguments: _Arguments) -> str | None:
     return refusal(arguments.arrays, *mods, interpret=interpret)
 
 
+def _refused_unless_named(arguments: _Arguments) -> str | None:
+    """Where the fused kernels are not the default, though they run."""
+    reason, (query, *_) = _refused_by_mosaic_gpu(arguments), arguments.arrays
+    if reason is not None:
+        return reason
+    if jax.device_count() > 1 or varying_axes(arguments.arrays):
+        return "XLA cannot partition a kernel among several devices"
+    if isinstance(query.shape[1], int) and query.shape[1] < xla.FEW:
+        return f"fewer than {xla.FEW} queries are faster where keys are split"
+    others = sorted(set(arguments.options) - {"interpret"})
+    return f"it does not read kernel_options {others}" if others else None
+
+
 def _attend_mosaic_gpu(query: Array, key: Array, value: Array, **rest: Any) -> Any:
+    """The fused kernels."""
+    score_mod, block_mask = rest.pop("score_mod"), rest.pop("block_mask")
+    kernel = bucketed.in_buckets(_mosaic_gpu(**rest), lambda query, key: (128, 128))
+    return derivatives.attend(kernel, (query, key, value), score_mod, block_mask)
+
+
+def _attend_by_platform(query: Array, key: Array, value: Array, **rest: Any) -> Any:
+    """The fused kernels on a GPU, `xla` where a program is compiled for a CPU."""
+    score_mod, block_mask = rest.pop("score_mod"), rest.pop("block_mask")
+    kernel = derivatives.by_platform(cuda=_mosaic_gpu(**rest), default=_xla(**rest))
+    kernel = bucketed.in_buckets(kernel, lambda query, key: (128, 128))
+    return derivatives.attend(kernel, (query, key, value), score_mod, block_mask)
+
+
+def _mosaic_gpu(**rest: Any) -> derivatives.Kernel:
     """The fused kernels; gradients of what `score_mod` captured are `xla`'s."""
     from . import mosaic_gpu, mosaic_gpu_vjp
 
-    mods = rest.pop("score_mod"), rest.pop("block_mask")
     scale, options = rest["scale"], rest | {"interpret": "interpret" in rest}
 
     def backward(arrays: Any, *args: Any) -> Any:
@@ -100,14 +127,21 @@ def _attend_mosaic_gpu(query: Array, key: Array, value: Array, **rest: Any) -> A
         return reference.attend(*arrays, **mods, scale=scale)
 
     forward = partial(mosaic_gpu.forward, **options)
-    kernel = derivatives.Kernel(forward, backward, definition, multiplies_hidden=True)
-    kernel = bucketed.in_buckets(kernel, lambda query, key: (128, 128))
-    return derivatives.attend(kernel, (query, key, value), *mods)
+    return derivatives.Kernel(forward, backward, definition, multiplies_hidden=True)
 
 
 def _attend_xla(query: Array, key: Array, value: Array, **rest: Any) -> Any:
     """`xla` with the derivatives of a kernel; `rest` as for `reference.attend`."""
     score_mod, block_mask = rest.pop("score_mod"), rest.pop("block_mask")
+
+    def blocks(query: Array, key: Array) -> tuple[int, int]:
+        return xla.layout(query, key, None, **rest).blocks
+
+    kernel = bucketed.in_buckets(_xla(**rest), blocks)
+    return derivatives.attend(kernel, (query, key, value), score_mod, block_mask)
+
+
+def _xla(**rest: Any) -> derivatives.Kernel:
     layout = partial(xla.layout, **rest)
 
     def forward(arrays: Any, score_mod: Any, block_mask: Any) -> Any:
@@ -123,30 +157,31 @@ def _attend_xla(query: Array, key: Array, value: Array, **rest: Any) -> Any:
         mods = {"score_mod": score_mod, "block_mask": block_mask}
         return reference.attend(*arrays, **mods, scale=rest["scale"])
 
-    def blocks(query: Array, key: Array) -> tuple[int, int]:
-        return layout(query, key, None).blocks
-
-    kernel = derivatives.Kernel(forward, backward, definition)
-    kernel = bucketed.in_buckets(kernel, blocks)
-    return derivatives.attend(kernel, (query, key, value), score_mod, block_mask)
+    return derivatives.Kernel(forward, backward, definition)
 
 
 BACKENDS = (
     Backend("reference", reference.attend, _anything, priority=0),
-    # Below xla until it leaves out what a mask hides, as that and the definition do.
-    Backend(
-        "mosaic_gpu",
-        _attend_mosaic_gpu,
-        _refused_by_mosaic_gpu,
-        priority=1,
-        options=("interpret",),
-    ),
     Backend(
         "xla",
         _attend_xla,
         _anything,
-        priority=2,
+        priority=1,
         options=("block_q", "block_kv", "splits"),
+    ),
+    Backend(
+        "mosaic_gpu",
+        _attend_mosaic_gpu,
+        _refused_by_mosaic_gpu,
+        priority=2,
+        options=("interpret",),
+        by_default=Backend(
+            "mosaic_gpu",
+            _attend_by_platform,
+            _refused_unless_named,
+            priority=2,
+            options=("interpret",),
+        ),
     ),
 )
 _MAKE_MASK = "Make one with px.create_block_mask(mask_mod, B, H, q_len, kv_len)."
@@ -189,9 +224,9 @@ def flex_attention(
         return_aux: Which extra results to return. Without it, the output alone.
         implementation: "reference" (the definition, quadratic memory), "xla" (blocks,
             linear memory) or "mosaic_gpu" (fused kernels for Hopper GPUs, bfloat16 and
-            float16; a key that the mask hides and a query that sees nothing must be
-            finite, for their weights are 0, and 0 times NaN is not). None takes "xla";
-            a name never falls back.
+            float16). None takes the fused kernels where there is one such GPU, at least
+            128 queries, and they take the arguments, else "xla". A name never falls
+            back.
         kernel_options: For "xla": `block_q`, `block_kv`, queries and keys of a block
             when there is no block_mask; `splits`, parts the keys are cut into, which
             fewer than 128 queries have several of on a GPU by default. For
@@ -239,6 +274,7 @@ def flex_attention(
         score_mod,
         block_mask,
         name=backend.name,
+        is_named=implementation is not None,
         scale=scale,
         options=tuple(sorted(options.items())),
     )
@@ -261,20 +297,22 @@ def _run_on_auto_axes(arrays: Any, *mods: Any, **static: Any) -> Any:
     return jax.sharding.auto_axes(run, out_sharding=placed)(arrays, *mods)
 
 
-@jax.jit(static_argnames=("name", "scale", "options"))
+@jax.jit(static_argnames=("name", "is_named", "scale", "options"))
 def _run(
     arrays: tuple[Array, Array, Array],
     score_mod: Any,
     block_mask: BlockMask | None,
     *,
     name: str,
+    is_named: bool,
     scale: float,
     options: tuple[tuple[str, int], ...],
 ) -> tuple[Array, Array, Array]:
     """One trace for all mods of one structure: they are arguments, not closures."""
     query, key, value = arrays
     (backend,) = (b for b in BACKENDS if b.name == name)
-    return backend.run(
+    chosen = backend if is_named else backend.by_default or backend
+    return chosen.run(
         query,
         key,
         value,

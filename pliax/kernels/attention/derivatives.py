@@ -43,6 +43,27 @@ class Kernel:
     multiplies_hidden: bool = False
 
 
+def by_platform(*, cuda: Kernel, default: Kernel) -> Kernel:
+    """A kernel for NVIDIA GPUs, and one where a program is compiled for others."""
+
+    def forward(*args: Any) -> Any:
+        return jax.lax.platform_dependent(
+            *args, cuda=cuda.forward, default=default.forward
+        )
+
+    def backward(arrays: Any, score_mod: Any, *rest: Any) -> Any:
+        primals = arrays, floating_captures(score_mod)
+
+        def of(kernel: Kernel) -> Callable[..., Any]:
+            return lambda *args: _as_primals(kernel.backward(*args), primals)
+
+        args = arrays, score_mod, *rest
+        return jax.lax.platform_dependent(*args, cuda=of(cuda), default=of(default))
+
+    multiplies = cuda.multiplies_hidden or default.multiplies_hidden
+    return Kernel(forward, backward, cuda.definition, multiplies)
+
+
 def attend(
     kernel: Kernel, arrays: tuple[Array, ...], score_mod: Any, block_mask: Any
 ) -> tuple[Array, Array, Array]:
@@ -81,7 +102,10 @@ def _cotangents(kernel: Kernel, residuals: Any, cotangents: Any) -> Any:
     """Gradients, in the dtypes of what they belong to and shared where that is."""
     arrays, score_mod, *_ = residuals
     gradients = _backward(kernel, *residuals, cotangents)
-    primals = (arrays, floating_captures(score_mod))
+    return _as_primals(gradients, (arrays, floating_captures(score_mod)))
+
+
+def _as_primals(gradients: Any, primals: Any) -> Any:
     return jax.tree.map(lambda d, x: sum_like(d, x).astype(x.dtype), gradients, primals)
 
 

@@ -49,7 +49,7 @@ _BLOCKS = (256, 512)
 # Queries and keys a visit takes at once, where blocks are smaller; see `walking`.
 _SQUARE = 256
 # Fewer queries than this are decoding: a visit takes more keys, to be worth its cost.
-_FEW, _FEW_KEYS = 128, 2048
+FEW, _FEW_KEYS = 128, 2048
 
 
 class _Statistics(NamedTuple):
@@ -81,7 +81,7 @@ def layout(
     """The blocks of a call: those of its mask, or the given ones, at most T and S."""
     lengths = (query.shape[1], key.shape[1])
     heads = (key.shape[2], query.shape[2] // key.shape[2])
-    few = isinstance(lengths[0], int) and lengths[0] < _FEW
+    few = isinstance(lengths[0], int) and lengths[0] < FEW
     if splits is None:
         splits = _splits() if few else 1
     visited = (1, _FEW_KEYS) if few else (_SQUARE, _SQUARE)
