@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 import pliax as px
-from benchmarks import bench_attention_gpu as bench
+from benchmarks import (
+    bench_attention_exactness as exactness,
+    bench_attention_gpu as bench,
+)
 
 
 @pytest.mark.parametrize("program", bench.PROGRAMS)
@@ -52,3 +55,16 @@ def test_a_quick_run_has_an_error_beside_each_time(tmp_path, monkeypatch):
     for row in record["rows"]:
         assert row["samples_ms"] and row["tflops"] > 0
         assert np.all(np.asarray(row["over_plain"]) < 1.1)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_the_exactness_of_every_result_is_measured(tmp_path, monkeypatch):
+    output = tmp_path / "record.json"
+    names = [case.program for case in exactness.CASES]
+    wanted = str(names.index("table, unseen"))
+    given = ["--quick", "--cases", wanted, "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", ["bench", *given])
+    exactness.main()
+    (row,) = json.loads(output.read_text())["rows"]
+    assert set(row["over_plain"]) == set(exactness.NAMES) and row["passed"]
+    assert max(row["over_plain"].values()) > 0.1

@@ -33,8 +33,9 @@ class Kernel:
             d_lse))` to the gradients of the arrays and of the floating arrays
             `score_mod` captured; their dtypes are the kernel's.
         definition: The same meaning as `forward`, which JAX differentiates.
-        multiplies_hidden: Whether what a mask hides, and what sees nothing, is
-            multiplied by 0 and not left out, so that it must be finite.
+        multiplies_hidden: Whether what a mask hides, and what sees nothing, is first
+            multiplied by 0, and left out in a second try where NaN spoiled the first:
+            with other roundings, so that padding is filled with 0 before.
     """
 
     forward: Callable[..., Any]

@@ -258,15 +258,81 @@ def test_padding_leaves_no_trace_though_it_holds_nan():
         np.testing.assert_allclose(found, x, rtol=0.02, atol=4e-3)
 
 
+LENGTHS = jnp.asarray([130, 70], jnp.int32)
+
+
+def partly_unseen(b, h, i, j):
+    """Keys behind a sequence's end are seen by nobody, query 3 sees nothing."""
+    return (i >= j) & (j < LENGTHS[b]) & (i != 3)
+
+
+@pytest.mark.parametrize(
+    ("mod", "D"),
+    [
+        (None, 64),
+        pytest.param("alibi", 64, marks=pytest.mark.slow),
+        ("soft_cap", 128),
+        pytest.param(None, 128, marks=pytest.mark.slow),
+        pytest.param("soft_cap", 256, marks=pytest.mark.slow),
+    ],
+)
+def test_what_nobody_sees_or_sees_nothing_may_hold_nan(mod, D):
+    T = 150
+    mask = px.create_block_mask(partly_unseen, 2, None, T, T)
+    q, k, v, d_out = (gaussian(n, (2, T, 2, D), jnp.bfloat16) for n in range(4))
+    unseen = (jnp.arange(T)[None] >= LENGTHS[:, None])[..., None, None]
+    blind = (jnp.arange(T) == 3)[None, :, None, None]
+    score = MOD[mod].make if mod else None
+
+    @jax.jit
+    def run(stranger):
+        attend = partial(
+            px.flex_attention, score_mod=score and score(), block_mask=mask,
+            implementation="mosaic_gpu", kernel_options=INTERPRET,
+        )  # fmt: skip
+        given = (
+            jnp.where(blind, stranger, q),
+            *(jnp.where(unseen, stranger, x) for x in (k, v)),
+        )
+        out, vjp = jax.vjp(attend, *given)
+        return out, *vjp(d_out)
+
+    zero, nan = (jnp.asarray(x, jnp.bfloat16) for x in (0, jnp.nan))
+    for found, wanted in zip(run(nan), run(zero), strict=True):
+        found, wanted = (np.asarray(x, np.float32) for x in (found, wanted))
+        assert np.isfinite(found).all()
+        # Added one by one, not as a product: to the rounding of half precision.
+        np.testing.assert_allclose(found, wanted, rtol=0.02, atol=8e-3)
+
+
+@pytest.mark.parametrize("lengths", [(150, 150), (130, 150)])
+def test_nan_that_is_seen_is_seen_where_it_is_seen_alone(lengths):
+    """In its channel, by those who see it; in the blocks that are looked into."""
+    T, S = lengths
+    mask = px.create_block_mask(
+        lambda b, h, i, j: (i >= j) & (j != 9), None, None, T, S
+    )
+    q, k, v = (
+        gaussian(n, (1, x, 2, 64), jnp.bfloat16) for n, x in enumerate((T, S, S))
+    )
+    v = v.at[:, 5, :, 3].set(jnp.nan).at[:, 9].set(jnp.inf)
+    out = px.flex_attention(
+        q, k, v, block_mask=mask, implementation="mosaic_gpu", kernel_options=INTERPRET
+    )  # fmt: skip
+    is_nan = np.isnan(np.asarray(out, np.float32)[0])
+    wanted = np.zeros_like(is_nan)
+    wanted[5:, :, 3] = True
+    np.testing.assert_array_equal(is_nan, wanted)
+    assert np.isfinite(np.asarray(out, np.float32)[0][~wanted]).all()
+
+
 @pytest.mark.parametrize("name", ["alibi", "soft_cap", "relative_bias", "softplus"])
 @pytest.mark.parametrize("D", [64, 128, 256])
-def test_the_kernels_lower_for_a_gpu(name, D):
+@pytest.mark.parametrize("mask_mod", [px.kernels.masks.causal, partly_unseen])
+def test_the_kernels_lower_for_a_gpu(name, D, mask_mod):
     """No GPU is needed to know that Mosaic has what a mod asks for."""
     T = 256
-    mod, mask = (
-        MOD[name],
-        px.create_block_mask(px.kernels.masks.causal, None, None, T, T),
-    )
+    mod, mask = MOD[name], px.create_block_mask(mask_mod, 1, None, T, T)
     floats = (
         gaussian(n, x, mod.dtype or jnp.bfloat16)
         for n, x in enumerate(mod.floats(T, T))

@@ -1,0 +1,115 @@
+"""Which implementation runs where nobody names one, on a machine with a Hopper GPU."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import gaussian
+
+import pliax as px
+from pliax.kernels._backends import choose
+from pliax.kernels.attention import api, mosaic_gpu_limits
+
+
+T = 200
+BF16 = jnp.bfloat16
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """As if the default device were one Hopper GPU; programs still run on the CPU."""
+    monkeypatch.setattr(mosaic_gpu_limits, "_refused_device", lambda: None)
+    monkeypatch.setattr(jax, "device_count", lambda *_: 1)
+
+
+def operands():
+    return tuple(gaussian(n, (1, T, 2, 64), BF16) for n in range(3))
+
+
+def causal():
+    return px.create_block_mask(px.kernels.masks.causal, None, None, T, T)
+
+
+def loss(q, k, v, slope, **options):
+    out = px.flex_attention(
+        q, k, v, block_mask=causal(), score_mod=lambda s, b, h, i, j: s + slope[h] * (j - i).astype(s.dtype),
+        **options,
+    )  # fmt: skip
+    return jnp.sum(jnp.sin(out.astype(jnp.float32)))
+
+
+GRADIENTS = jax.value_and_grad(loss, (0, 1, 2, 3))
+
+
+def chosen(shape=(1, T, 2, 64), dtype=BF16, options=()):
+    x = jnp.zeros(shape, dtype)
+    arguments = api._Arguments((x, x, x), None, None, dict(options))
+    return choose("flex_attention", api.BACKENDS, arguments, None).name
+
+
+@pytest.mark.usefixtures("hopper")
+def test_the_fused_kernels_are_compiled_for_the_gpu_and_xla_for_the_cpu():
+    given = *operands(), jnp.ones(2)
+    traced = jax.jit(GRADIENTS).trace(*given)
+    on_gpu, on_cpu = (
+        traced.lower(lowering_platforms=(name,)).as_text() for name in ("cuda", "cpu")
+    )
+    assert "mosaic_gpu" in on_gpu and "mosaic_gpu" not in on_cpu
+
+
+@pytest.mark.usefixtures("hopper")
+def test_on_a_cpu_the_default_gives_what_xla_gives():
+    given = *operands(), jnp.ones(2)
+    found = jax.jit(GRADIENTS)(*given)
+    by_xla = jax.value_and_grad(lambda *x: loss(*x, implementation="xla"), (0, 1, 2, 3))
+    jax.tree.map(np.testing.assert_array_equal, found, jax.jit(by_xla)(*given))
+
+
+@pytest.mark.usefixtures("hopper")
+def test_transformations_meet_the_default():
+    q, k, v = operands()
+    many = jnp.stack([q, -q])
+
+    def attend(q, **options):
+        return px.flex_attention(q, k, v, block_mask=causal(), **options)
+
+    found = jax.vmap(attend)(many)
+    for one, x in zip(found, many, strict=True):
+        wanted = attend(x, implementation="xla")  # sums in another order
+        np.testing.assert_allclose(
+            *(np.asarray(a, np.float32) for a in (one, wanted)), rtol=0.02, atol=1e-3
+        )
+    tangents = jax.jvp(attend, (q,), (q,))[1]
+    wanted = jax.jvp(lambda q: attend(q, implementation="xla"), (q,), (q,))[1]
+    np.testing.assert_array_equal(tangents, wanted)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ({}, "mosaic_gpu"),
+        ({"dtype": jnp.float16}, "mosaic_gpu"),
+        ({"dtype": jnp.float32}, "xla"),
+        ({"shape": (1, T, 2, 512)}, "xla"),
+        ({"shape": (1, 127, 2, 64)}, "xla"),
+        ({"shape": (1, 128, 2, 64)}, "mosaic_gpu"),
+        ({"options": [("splits", 2)]}, "xla"),
+    ],
+)
+def test_xla_is_the_default_for_what_the_kernels_do_not_take(call, name):
+    assert chosen(**call) == name
+
+
+def test_among_several_devices_xla_is_the_default(monkeypatch):
+    monkeypatch.setattr(mosaic_gpu_limits, "_refused_device", lambda: None)
+    assert jax.device_count() > 1 and chosen() == "xla"
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_name_takes_the_kernel_itself():
+    """Which has no way to run where a program is compiled for a CPU."""
+    q, k, v = operands()
+    named = jax.jit(lambda q: px.flex_attention(q, k, v, implementation="mosaic_gpu"))
+    with pytest.raises((NotImplementedError, ValueError), match=r"(?i)mosaic|cpu"):
+        named.lower(q)
