@@ -22,6 +22,7 @@ from jaxtyping import Array
 
 from pliax.core._jax import load_elements, vote_not_finite
 from pliax.core.jaxprs import ClosedFunction
+from pliax.core.manual_axes import vary, varying_axes
 
 from .block_lists import BlockLists
 from .configs import Config
@@ -377,9 +378,9 @@ def run_kernel(
     config: Config,
     interpret: bool,
     *,
+    out_type: Sequence[jax.ShapeDtypeStruct],
     counters: tuple[int, ...] | None = None,
-    **kw: Any,
-) -> Any:
+) -> Callable[..., Any]:
     """A kernel of compute warpgroups and one that moves data.
 
     Args:
@@ -389,10 +390,10 @@ def run_kernel(
         config: How many warpgroups.
         interpret: Whether JAX's interpreter runs it, on any device, one thread block
             after another.
+        out_type: Shapes and dtypes of its results.
         counters: How many semaphores all thread blocks share, the last of the scratch;
             None in the interpreter, which has none. Such a kernel also says itself
             where its warps wait for each other.
-        kw: `out_type`.
     """
     has_counters = counters is not None
 
@@ -403,10 +404,10 @@ def run_kernel(
         run = partial(pl.run_scoped, collective_axes="wg")
         run(lambda *s: body(refs, (*s, *shared)), *scratch)
 
-    if interpret:
-        kw["interpret"] = plgpu.InterpretGPUParams()
+    kw = {"interpret": plgpu.InterpretGPUParams()} if interpret else {}
     run = plgpu.kernel(
         entry,
+        out_type=out_type,
         grid=tuple(grid.values()),
         grid_names=tuple(grid),
         num_threads=config.groups + 1,
@@ -416,8 +417,43 @@ def run_kernel(
         ),
         **kw,
     )
-    # The copies that vmap makes of a kernel would count with the same counters.
-    return jax.custom_batching.sequential_vmap(run) if has_counters else run
+    if counters is not None:  # which the copies that vmap makes would share
+        given = body, scratch, grid, config, interpret, out_type, counters
+        run = jax.custom_batching.custom_vmap(run)
+        run.def_vmap(partial(_run_copies, *given))
+    return lambda *arrays: vary(run(*arrays), varying_axes(arrays))
+
+
+def _run_copies(
+    body: Any,
+    scratch: Any,
+    grid: Any,
+    config: Config,
+    interpret: bool,
+    out_type: Sequence[jax.ShapeDtypeStruct],
+    counters: tuple[int, ...],
+    size: int,
+    is_batched: Sequence[bool],
+    *arrays: Any,
+) -> tuple[list[Any], list[bool]]:
+    """`run_kernel` under `jax.vmap`: one kernel, and counters for each copy."""
+    copies = f"copies {len(grid)}"
+
+    def of_one(refs: Any, scratch: Any) -> None:
+        n = lax.axis_index(copies)
+        are_many = *is_batched, *[True] * len(out_type)
+        refs = [
+            x.at[n] if is_many else x for x, is_many in zip(refs, are_many, strict=True)
+        ]
+        *own, shared = scratch
+        body(refs, (*own, None if shared is None else shared.at[n]))
+
+    many = [jax.ShapeDtypeStruct((size, *x.shape), x.dtype) for x in out_type]
+    run = run_kernel(
+        of_one, scratch, {copies: size, **grid}, config, interpret, out_type=many,
+        counters=(size, *counters),
+    )  # fmt: skip
+    return run(*arrays), [True] * len(out_type)
 
 
 def heads_first(x: Array) -> Array:

@@ -11,9 +11,10 @@ import pytest
 from attention_cases import MASKS, MODS, Mod, gaussian
 from attention_plain import attention as plain_attention, pulled_back
 from helpers import assert_error_rule, in_float64
+from jax.sharding import PartitionSpec as P
 
 import pliax as px
-from pliax.kernels.attention import mosaic_gpu, mosaic_gpu_vjp
+from pliax.kernels.attention import mosaic_gpu, mosaic_gpu_limits, mosaic_gpu_vjp
 from pliax.kernels.attention.arguments import close_score_mod
 from pliax.kernels.attention.derivatives import widened
 
@@ -351,6 +352,54 @@ def test_the_kernels_lower_for_a_gpu(name, D, mask_mod):
 
     lowered = jax.jit(both).trace(arrays).lower(lowering_platforms=("cuda",))
     assert lowered.as_text().count("mosaic_gpu") >= 3
+
+
+def _gradients_of(arrays, slopes, mask):
+    """Of attention with slopes for the heads."""
+
+    def loss(q, k, v, slope):
+        out = px.flex_attention(
+            q, k, v, block_mask=mask, implementation="mosaic_gpu",
+            score_mod=lambda s, b, h, i, j: s + slope[h] * (j - i).astype(s.dtype),
+        )  # fmt: skip
+        return jnp.sum(out.astype(jnp.float32))
+
+    return jax.grad(loss, (0, 1, 2, 3))(*arrays, slopes)
+
+
+@pytest.mark.parametrize(
+    "mask_mod", [px.kernels.masks.causal, lambda b, h, i, j: (i >= j) & (i != 3)]
+)
+def test_under_vmap_and_shard_map_the_kernels_lower_for_a_gpu(mask_mod, monkeypatch):
+    monkeypatch.setattr(mosaic_gpu_limits, "_refused_device", lambda: None)
+    T = 256
+    q, k, v = (gaussian(n, (2, 4, T, 4, 64), jnp.bfloat16) for n in range(3))
+    mask, slopes = px.create_block_mask(mask_mod, None, None, T, T), jnp.ones(4)
+    mesh = jax.make_mesh(
+        (2, 2), ("data", "heads"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+    )
+    spec, of_heads = P("data", None, "heads"), P("heads")
+
+    @jax.shard_map(
+        mesh=mesh, in_specs=(spec,) * 3 + (of_heads,), out_specs=((spec,) * 3, of_heads)
+    )
+    def in_shards(q, k, v, slopes):
+        *found, d_slopes = _gradients_of((q, k, v), slopes, mask)
+        return tuple(found), d_slopes
+
+    def in_copies(q, k, v):
+        one = lambda q, k, v, slopes: _gradients_of((q, k, v), slopes, mask)  # noqa: E731
+        each = jax.vmap(one, (0, 0, None, None))
+        return jax.vmap(each, (None, 0, 0, 0))(
+            q, jnp.stack([k, k]), v, jnp.stack([slopes] * 2)
+        )
+
+    for run, given in (
+        (in_shards, (q[0], k[0], v[0], slopes)),
+        (in_copies, (q, k, v)),
+    ):
+        lowered = jax.jit(run).trace(*given).lower(lowering_platforms=("cuda",))
+        assert lowered.as_text().count("mosaic_gpu") >= 2
 
 
 X = jnp.zeros((1, 128, 2, 64), jnp.bfloat16)
