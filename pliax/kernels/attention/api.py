@@ -87,8 +87,9 @@ def _refused_unless_named(arguments: _Arguments) -> str | None:
         return "XLA cannot partition a kernel among several devices"
     if isinstance(query.shape[1], int) and query.shape[1] < xla.FEW:
         return f"fewer than {xla.FEW} queries are faster where keys are split"
-    others = sorted(set(arguments.options) - {"interpret"})
-    return f"it does not read kernel_options {others}" if others else None
+    if arguments.options:
+        return f"kernel_options {sorted(arguments.options)} are for one that is named"
+    return None
 
 
 def _attend_mosaic_gpu(query: Array, key: Array, value: Array, **rest: Any) -> Any:
@@ -180,7 +181,6 @@ BACKENDS = (
             _attend_by_platform,
             _refused_unless_named,
             priority=2,
-            options=("interpret",),
         ),
     ),
 )
@@ -225,8 +225,8 @@ def flex_attention(
         implementation: "reference" (the definition, quadratic memory), "xla" (blocks,
             linear memory) or "mosaic_gpu" (fused kernels for Hopper GPUs, bfloat16 and
             float16). None takes the fused kernels where there is one such GPU, at least
-            128 queries, and they take the arguments, else "xla". A name never falls
-            back.
+            128 queries (or a size that changes), and they take the arguments, else
+            "xla". A name never falls back.
         kernel_options: For "xla": `block_q`, `block_kv`, queries and keys of a block
             when there is no block_mask; `splits`, parts the keys are cut into, which
             fewer than 128 queries have several of on a GPU by default. For

@@ -21,7 +21,7 @@ import numpy as np
 from pliax.core._jax import bind_equation
 
 from .block_mask import BlockMask
-from .normalization import flatten
+from .normalization import flatten, is_elementwise
 
 
 _OF_EQUALS = {"eq": True, "ge": True, "le": True, "ne": False, "lt": False, "gt": False}
@@ -30,7 +30,7 @@ _NEUTRAL = {"and": True, "or": False}
 
 class _Constant(NamedTuple):
     dtype: str
-    value: bool | int | float
+    value: bytes
 
 
 def sees_itself(mask: BlockMask) -> bool:
@@ -55,20 +55,24 @@ def sees_itself(mask: BlockMask) -> bool:
     for eqn in jaxpr.eqns:
         found = _results(eqn, [name(x) for x in eqn.invars])
         names.update(zip(eqn.outvars, found, strict=True))
-    return queries == keys and name(jaxpr.outvars[0]) == _constant(np.bool_(True))
+    return queries == keys and name(jaxpr.outvars[0]) == _TRUE
 
 
 def _constant(x: Any) -> _Constant:
     x = np.asarray(x)
-    return _Constant(str(x.dtype), x.item())
+    return _Constant(str(x.dtype), x.tobytes())  # 0.0 is not -0.0
+
+
+_FALSE, _TRUE = _constant(np.bool_(False)), _constant(np.bool_(True))
 
 
 def _results(eqn: Any, names: Sequence[Hashable]) -> Sequence[Hashable]:
     known = _decided(eqn, names)
     if known is not None:
         return [known]
-    if names and all(isinstance(x, _Constant) for x in names) and _is_scalar(eqn):
-        values = [np.asarray(x.value, x.dtype) for x in names]  # type: ignore[union-attr]
+    constants = [x for x in names if isinstance(x, _Constant)]
+    if names and len(constants) == len(names) and _is_foldable(eqn):
+        values = [np.frombuffer(x.value, x.dtype)[0] for x in constants]
         with jax.ensure_compile_time_eval():
             return [_constant(x) for x in bind_equation(eqn, values)]
     parameters = tuple(sorted(eqn.params.items(), key=lambda x: x[0]))
@@ -76,12 +80,19 @@ def _results(eqn: Any, names: Sequence[Hashable]) -> Sequence[Hashable]:
         hash(parameters)
     except TypeError:
         parameters = id(eqn)
-    made = eqn.primitive.name, parameters, *names
+    made = eqn.primitive.name, parameters, str(parameters), *names
     return [(*made, n) for n in range(len(eqn.outvars))]
 
 
 def _is_scalar(eqn: Any) -> bool:
     return all(v.aval.shape == () for v in eqn.outvars)
+
+
+def _is_foldable(eqn: Any) -> bool:
+    """Scalars that a kernel computes to the bit."""
+    dtypes = [v.aval.dtype for v in (*eqn.invars, *eqn.outvars)]
+    are_exact = all(x == jnp.bool_ or jnp.issubdtype(x, jnp.integer) for x in dtypes)
+    return _is_scalar(eqn) and is_elementwise(eqn) and are_exact
 
 
 def _decided(eqn: Any, names: Sequence[Hashable]) -> Hashable | None:
@@ -91,19 +102,19 @@ def _decided(eqn: Any, names: Sequence[Hashable]) -> Hashable | None:
     primitive, aval = eqn.primitive.name, eqn.invars[0].aval
     if primitive in _NEUTRAL and aval.dtype == jnp.bool_:
         return _of_logic(_NEUTRAL[primitive], names)
-    if primitive == "select_n" and isinstance(names[0], _Constant):
-        return names[1 + int(names[0].value)]
+    if primitive == "select_n" and names[0] in (_FALSE, _TRUE):
+        return names[1 + (names[0] == _TRUE)]
     is_same = len(names) == 2 and names[0] == names[1] and _is_scalar(eqn)
     if not is_same or jnp.issubdtype(aval.dtype, jnp.inexact):  # NaN is not itself
         return None
     if primitive in _OF_EQUALS:
-        return _constant(np.bool_(_OF_EQUALS[primitive]))
+        return _TRUE if _OF_EQUALS[primitive] else _FALSE
     return _constant(np.zeros((), aval.dtype)) if primitive == "sub" else None
 
 
 def _of_logic(neutral: bool, names: Sequence[Hashable]) -> Hashable | None:
-    neutral_one, other_one = (_constant(np.bool_(x)) for x in (neutral, not neutral))
-    if other_one in names:
-        return other_one
-    rest = [x for x in names if x != neutral_one]
-    return rest[0] if len(rest) == 1 else neutral_one if not rest else None
+    same, decisive = (_TRUE, _FALSE) if neutral else (_FALSE, _TRUE)
+    if decisive in names:
+        return decisive
+    rest = [x for x in names if x != same]
+    return rest[0] if len(rest) == 1 else same if not rest else None

@@ -35,17 +35,18 @@ from .block_mask import BlockMask
 from .configs import Config, forward_config
 from .diagonals import sees_itself
 from .mosaic_gpu_tiles import (
-    COLUMN,
     LOG2E,
     ModOnTile,
     Operands,
     Tile,
     Verdict,
     accumulate,
+    add_seen,
     as_lists,
     filled,
     heads_first,
     i32,
+    load_row,
     multiply,
     on_tile,
     operands,
@@ -409,20 +410,9 @@ class _Step:
         """What is seen of each value in turn, instead of a product."""
         tile, value = self.tile, self.block.arrays[0][2]
         seen = functools.reduce(jnp.logical_and, self.visible(first))
-        weights = jnp.where(seen, weights.astype(jnp.float32), -1.0)
-        column = plgpu.broadcasted_iota(jnp.int32, tile.shape[1:], 0, layout=COLUMN)
-        column = tile.spread(column, "column", "tile")
-        b, h = self.block.kernel.call.place_of_keys(tile.b, tile.h)
-
-        def one(n: Any, acc: Any) -> Any:
-            weight = jnp.where(column == n, weights, 0.0).sum(axis=1)
-            place = jnp.minimum(first + n, tile.sizes["k"] - 1)
-            x = plgpu.load(value.at[b, place, h], layout=COLUMN, optimized=False)
-            weight = lax.broadcast_in_dim(weight, acc.shape, [0])
-            added = weight * lax.broadcast_in_dim(x.astype(acc.dtype), acc.shape, [1])
-            return jnp.where(weight < 0, acc, acc + added)
-
-        return lax.fori_loop(i32(0), i32(tile.shape[1]), one, acc)
+        place = self.block.kernel.call.place_of_keys(tile.b, tile.h)
+        row = partial(load_row, value, place, first, tile.sizes["k"])
+        return add_seen(acc, weights.astype(jnp.float32), seen, row)
 
     def visible(self, first: Any) -> list[Any]:
         """What hides scores of a partial block."""

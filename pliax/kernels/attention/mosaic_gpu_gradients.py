@@ -116,11 +116,15 @@ class Weights:
 
     def hide(self, first: Any, weights: Any) -> Any:
         """Weights of a partial block, or of one that reaches beyond the end."""
-        real = self.tile.is_column_real(first), self.tile.is_row_real()
-        parts = [x for x in real if x is not None]
-        for visible in parts if self.mask is None else [*parts, *self.mask(first)]:
+        for visible in self.visible(first):
             weights = jnp.where(visible, weights, 0.0)
         return weights
+
+    def visible(self, first: Any) -> list[Any]:
+        """What hides weights of such a block."""
+        real = self.tile.is_column_real(first), self.tile.is_row_real()
+        parts = [x for x in real if x is not None]
+        return parts if self.mask is None else [*parts, *self.mask(first)]
 
 
 def with_slope_of_hidden(weights: Any, d_scores: Any, slope: Any) -> Any:

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pliax.core.padded_calls import Size
+
 from .normalization import with_slope
 from .separation import MASK_MOD, SCORE_MOD, Inseparable, separate
 
@@ -41,6 +43,9 @@ def _refused_device() -> str | None:
 
 def _refused_arrays(query: Any, key: Any, value: Any) -> str | None:
     dtypes = [x.dtype for x in (query, key, value)]
+    sizes = [n for x in (query, key, value) for n in x.shape]
+    if not all(isinstance(n, int | Size) for n in sizes):
+        return f"it needs known sizes, found {query.shape}, {key.shape}, {value.shape}"
     if dtypes[0] not in (jnp.bfloat16, jnp.float16) or len(set(dtypes)) > 1:
         found = ", ".join(str(x) for x in dtypes)
         return (

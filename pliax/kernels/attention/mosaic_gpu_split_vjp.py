@@ -10,6 +10,7 @@ References:
     Dao, "FlashAttention-2", 2023, Algorithm 2.
 """
 
+import functools
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,8 +35,11 @@ from .mosaic_gpu_tiles import (
     Tile,
     Verdict,
     accumulate,
+    add_seen,
     as_lists,
+    clear_rows,
     i32,
+    load_row,
     make_finite,
     multiply,
     on_tile,
@@ -258,8 +262,7 @@ class _ThreadBlock:
             plgpu.copy_gmem_to_smem(array.at[b, rows, h], buffer, here)
         plgpu.barrier_wait(here)
         if gradient.call.has_unseen and gradient.rows == "k":
-            for buffer in stay:
-                make_finite(buffer)
+            make_finite(stay[1], stay[1])
 
         def of_head(n: Any, carry: Any) -> Any:
             seen = gradient.seen_by(n, b, h)
@@ -327,8 +330,11 @@ class _Step:
             side = side_of(name)
             if name == "k" and self.is_careful:
                 self.leave_out_blind(first, slot)
-            given = sums[name], halves[name], scratch.visit[side].at[slot]
-            sums[name] = accumulate(*given, self.tile.interpret)
+            if name == "q" and self.is_careful and not is_full:
+                sums[name] = self.add_seen(sums[name], halves[name], first)
+            else:
+                given = sums[name], halves[name], scratch.visit[side].at[slot]
+                sums[name] = accumulate(*given, self.tile.interpret)
             free[side]()
         return count + 1, *sums.values()
 
@@ -342,14 +348,26 @@ class _Step:
         place = lax.div(first, i32(self.tile.shape[1]))
         has_blind = flags[self.tile.b, self.tile.h, place] != 0
         queries = self.block.scratch.visit[0].at[slot]
-        pl.when(has_blind)(partial(make_finite, queries))
+
+        def is_blind(row: int, count: int) -> Any:
+            known = self.block.arrays.statistics[0]
+            here = known.at[self.tile.b, self.tile.h, pl.ds(first + row, count)]
+            return plgpu.load(here, layout=ROW, optimized=False) == jnp.inf
+
+        pl.when(has_blind)(partial(clear_rows, queries, is_blind))
+
+    def add_seen(self, d_query: Any, d_scores: Any, first: Any) -> Any:
+        """What is seen of each key in turn, instead of a product."""
+        tile, key = self.tile, self.block.arrays.visit[0]
+        seen = functools.reduce(jnp.logical_and, self.weights.visible(first))
+        place = self.weights.gradient.call.place_of_keys(tile.b, tile.h)
+        row = partial(load_row, key, place, first, tile.sizes["k"])
+        return add_seen(d_query, d_scores.astype(jnp.float32), seen, row)
 
     def product(self, side: int, slot: Any) -> Any:
         """Of what stays and what is visited."""
         scratch = self.block.scratch
         plgpu.barrier_wait(scratch.here[side].at[slot])
-        if self.is_careful and self.tile.rows == "q":
-            make_finite(scratch.visit[side].at[slot])
         return multiply(self.stay[side], scratch.visit[side].at[slot])
 
     def row_statistics(self) -> Any:

@@ -6,7 +6,6 @@ column likewise.
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -242,48 +241,102 @@ class Verdict:
     """What the warpgroups of a thread block agree on: whether sums were spoiled.
 
     A key that nobody sees may hold anything. Its weight is 0, and 0 times NaN is not:
-    where a sum is not finite the thread block computes it once more, with care.
+    where a sum is not finite the thread block computes it once more, with care. If it
+    is not finite then either, somebody sees what it holds.
 
     Attributes:
         flags: In shared memory, of each warpgroup.
-        given: The barrier where they arrive; () but in the interpreter.
+        met: The barrier where they meet; () on a GPU, whose vote is one.
     """
 
     flags: Any
-    given: Any
+    met: Any
 
     @staticmethod
     def scratch(config: Config, *, interpret: bool) -> tuple[Any, Any]:
         """The shared memory and the barrier it needs."""
         groups = config.groups + 1
-        given = plgpu.Barrier(num_arrivals=groups) if interpret else ()
-        return plgpu.SMEM((groups,), jnp.int32), given
+        met = plgpu.Barrier(num_arrivals=groups) if interpret else ()
+        return plgpu.SMEM((groups,), jnp.int32), met
 
     def __call__(self, group: Any, sums: Any = None) -> Any:
         """Whether a warpgroup found sums that are not finite; each asks once."""
-        if isinstance(self.given, tuple):
+        if isinstance(self.met, tuple):
             vote_not_finite(self.flags, group, sums, TILE)
             return self.flags[group] != 0
         self.flags[group] = i32(0 if sums is None else jnp.any(~jnp.isfinite(sums)))
-        plgpu.barrier_arrive(self.given)
-        plgpu.barrier_wait(self.given)
+        plgpu.barrier_arrive(self.met)
+        plgpu.barrier_wait(self.met)
         return functools.reduce(
             jnp.logical_or, [self.flags[n] != 0 for n in range(self.flags.shape[0])]
         )
 
 
-def make_finite(matrix: Any) -> None:
-    """0 in place of what is not finite, in shared memory.
-
-    Several warpgroups may do so at once: they write the same.
-    """
-    starts = (range(0, n, _PIECE) for n in matrix.shape)
-    for row, column in itertools.product(*starts):
-        part = matrix.at[pl.ds(row, _PIECE), pl.ds(column, _PIECE)]
-        x = plgpu.load(part, layout=TILE)
-        wide = x.astype(jnp.float32)
-        part[...] = jnp.where(wide - wide == 0, wide, 0.0).astype(x.dtype)
+def make_finite(matrix: Any, to: Any) -> None:
+    """A copy in shared memory, of what is finite: 0 for NaN, the largest for inf."""
+    largest = float(jnp.finfo(matrix.dtype).max)
+    for part, target in zip(_pieces(matrix), _pieces(to), strict=True):
+        x = plgpu.load(part, layout=TILE).astype(jnp.float32)
+        x = jnp.clip(jnp.where(x == x, x, 0.0), -largest, largest)
+        target[...] = x.astype(matrix.dtype)
     plgpu.commit_smem()
+
+
+def clear_rows(matrix: Any, chosen: Callable[[int, int], Any]) -> None:
+    """0 in rows of shared memory. Several warpgroups may do so: they write the same.
+
+    Args:
+        matrix: The rows.
+        chosen: From the first of some rows and their number to which are cleared.
+    """
+    for part, (row, _) in zip(_pieces(matrix), _starts(matrix), strict=True):
+        x = plgpu.load(part, layout=TILE)
+        is_chosen = lax.broadcast_in_dim(chosen(row, _PIECE), x.shape, [0])
+        part[...] = jnp.where(is_chosen, 0.0, x.astype(jnp.float32)).astype(x.dtype)
+    plgpu.commit_smem()
+
+
+def _pieces(matrix: Any) -> list[Any]:
+    return [
+        matrix.at[pl.ds(row, _PIECE), pl.ds(column, _PIECE)]
+        for row, column in _starts(matrix)
+    ]
+
+
+def _starts(matrix: Any) -> list[tuple[int, int]]:
+    rows, columns = (range(0, n, _PIECE) for n in matrix.shape)
+    return [(row, column) for row in rows for column in columns]
+
+
+def load_row(array: Any, place: Any, first: Any, length: int, n: Any) -> Any:
+    """The channels of the n-th row from `first` on; beyond the end, of the last."""
+    b, h = place
+    at = array.at[b, jnp.minimum(first + n, length - 1), h]
+    return plgpu.load(at, layout=COLUMN, optimized=False).astype(jnp.float32)
+
+
+def add_seen(acc: Any, weights: Any, seen: Any, row: Callable[[Any], Any]) -> Any:
+    """`acc + weights @ rows`, one row after another, of the weights that are seen.
+
+    Args:
+        acc: Float32 sums, in registers.
+        weights: Numbers in registers; hidden ones may be anything.
+        seen: Which are not hidden.
+        row: From a column of the weights to the row, as a column of the sums.
+    """
+    column = plgpu.broadcasted_iota(jnp.int32, weights.shape[1:], 0, layout=COLUMN)
+    column = lax.broadcast_in_dim(column, weights.shape, [1])
+
+    def one(n: Any, acc: Any) -> Any:
+        of_column = lambda x: jnp.where(column == n, x, 0.0).sum(axis=1)  # noqa: E731
+        weight, is_seen = of_column(weights), of_column(jnp.where(seen, 1.0, 0.0))
+        weight, is_seen = (
+            lax.broadcast_in_dim(x, acc.shape, [0]) for x in (weight, is_seen)
+        )
+        added = weight * lax.broadcast_in_dim(row(n), acc.shape, [1])
+        return jnp.where(is_seen > 0, acc + added, acc)
+
+    return lax.fori_loop(i32(0), i32(weights.shape[1]), one, acc)
 
 
 # --- arrays ---------------------------------------------------------------------------
@@ -404,7 +457,7 @@ def run_kernel(
         run = partial(pl.run_scoped, collective_axes="wg")
         run(lambda *s: body(refs, (*s, *shared)), *scratch)
 
-    kw = {"interpret": plgpu.InterpretGPUParams()} if interpret else {}
+    kw: Any = {"interpret": plgpu.InterpretGPUParams()} if interpret else {}
     run = plgpu.kernel(
         entry,
         out_type=out_type,

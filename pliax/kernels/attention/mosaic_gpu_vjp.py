@@ -43,8 +43,10 @@ from .mosaic_gpu_gradients import (
 from .mosaic_gpu_split_vjp import gradients_of
 from .mosaic_gpu_tiles import (
     COLUMN,
+    ROW,
     Tile,
     as_lists,
+    clear_rows,
     i32,
     make_finite,
     multiply,
@@ -181,6 +183,9 @@ class _Backward:
         squares = (groups, self.squares, _SQUARE, _SQUARE)
         return (
             [smem(groups, rows, x.shape[3]) for x in stay],
+            smem(groups, rows, stay[0].shape[3])
+            if self.gradient.call.has_unseen
+            else (),
             [smem(stages, columns, x.shape[3]) for x in visit],
             [plgpu.SMEM((stages, columns), jnp.float32) for _ in known],
             smem(2, groups, rows, columns),
@@ -227,6 +232,7 @@ class _Arrays:
 @dataclass(frozen=True)
 class _Scratch:
     stay: Any  # of each warpgroup; its gradients in the end
+    finite_keys: Any  # for what is added to dq, where nobody may see a key
     visit: Any
     known: Any  # statistics of the queries that are visited
     d_scores: Any  # of all warpgroups: of this visit, and the one before
@@ -259,12 +265,12 @@ class _ThreadBlock:
         def _() -> None:
             plgpu.set_max_registers(compute, action="increase")
             if not self.arrays.blind:
-                self.compute(group, has_blind=False)
+                self.compute(group, is_careful=False)
             else:  # apart, as what is rare would slow down the rest
                 some, _ = self.arrays.blind
-                has_blind = some[0] != 0
-                pl.when(has_blind)(partial(self.compute, group, has_blind=True))
-                pl.when(~has_blind)(partial(self.compute, group, has_blind=False))
+                is_careful = some[0] != 0
+                pl.when(is_careful)(partial(self.compute, group, is_careful=True))
+                pl.when(~is_careful)(partial(self.compute, group, is_careful=False))
 
         @pl.when(group == config.groups)
         def _() -> None:
@@ -389,7 +395,7 @@ class _ThreadBlock:
 
     # --- the warpgroups that compute ---
 
-    def compute(self, group: Any, *, has_blind: bool) -> None:
+    def compute(self, group: Any, *, is_careful: bool) -> None:
         gradient, scratch = self.gradient, self.scratch
         config, here = gradient.config, scratch.stay_here.at[group]
         mine = self.first + group * config.rows
@@ -398,9 +404,9 @@ class _ThreadBlock:
         for array, buffer in zip(self.arrays.stay, stay, strict=True):
             plgpu.copy_gmem_to_smem(array.at[self.b, rows, self.h], buffer, here)
         plgpu.barrier_wait(here)
-        if gradient.call.has_unseen:
-            for buffer in stay:
-                make_finite(buffer)
+        if gradient.call.has_unseen:  # scores are those of the keys as they are
+            make_finite(stay[0], scratch.finite_keys.at[group])
+            make_finite(stay[1], stay[1])
 
         def of_head(n: Any, carry: Any) -> Any:
             seen = gradient.seen_by(n, self.b, self.h)
@@ -408,7 +414,7 @@ class _ThreadBlock:
             sizes, interpret = gradient.call.sizes, gradient.call.interpret
             tile = Tile(*seen, mine, config, whole, "k", sizes, interpret)
             mods = on_tile(tile, (gradient.score, gradient.mask), self.arrays.mods)
-            step = _Step(self, group, Weights(gradient, tile, *mods), has_blind)
+            step = _Step(self, group, Weights(gradient, tile, *mods), is_careful)
 
             def one(i: Any, carry: Any) -> Any:
                 found, left = carry
@@ -444,7 +450,7 @@ class _Step:
     block: _ThreadBlock
     group: Any
     weights: Weights
-    has_blind: bool
+    is_careful: bool
 
     def __call__(self, at: Any, is_full: Any, count: Any, dk: Any, dv: Any) -> Any:
         gradient, scratch = self.block.gradient, self.block.scratch
@@ -455,10 +461,11 @@ class _Step:
         d_scores = d_scores.astype(gradient.dtype)
         query, d_out = (x.at[slot] for x in scratch.visit)
         twin = scratch.d_scores.at[lax.rem(count, i32(2))]
-        if self.has_blind:  # 0 times NaN is not
+        if self.is_careful:  # 0 times NaN is not
             (_, flags), tile = self.block.arrays.blind, self.weights.tile
             is_here = flags[tile.b, tile.h, at] != 0
-            pl.when(is_here)(partial(make_finite, query))
+            clear = partial(clear_rows, query, partial(self.is_blind, slot))
+            pl.when(is_here)(clear)
 
         def body(add: Any) -> None:
             add(1, weights, d_out)
@@ -529,6 +536,11 @@ class _Step:
 
         return pl.run_scoped(run, tile, tile)
 
+    def is_blind(self, slot: Any, first: int, count: int) -> Any:
+        """Which queries see nothing, as rows."""
+        here = self.block.scratch.known[0].at[slot, pl.ds(first, count)]
+        return plgpu.load(here, layout=ROW, optimized=False) == jnp.inf
+
     def shifts(self, slot: Any) -> list[Any]:
         """What is subtracted from scores, on the tile."""
         return [self.known(n, slot) for n in range(len(self.block.scratch.known) - 1)]
@@ -549,11 +561,12 @@ class _Step:
     def start_squares(self, squares: Any, twin: Any) -> None:
         """What this visit adds to dq, with the keys of all warpgroups."""
         kernel, scratch = self.block.kernel, self.block.scratch
+        keys = scratch.finite_keys or scratch.stay[0]
         for n, square in enumerate(squares):
             row, column = kernel.place_of(self.group * kernel.squares + n)
             for group in range(kernel.gradient.config.groups):
                 left = twin.at[group, :, pl.ds(row, _SQUARE)]
-                right = scratch.stay[0].at[group, :, pl.ds(column, _SQUARE)]
+                right = keys.at[group, :, pl.ds(column, _SQUARE)]
                 plgpu.wgmma(square, left.transpose((1, 0)), right)
 
     def hand_over(self, squares: Any, count: Any) -> None:

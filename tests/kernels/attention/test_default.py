@@ -79,6 +79,15 @@ def test_transformations_meet_the_default():
         np.testing.assert_allclose(
             *(np.asarray(a, np.float32) for a in (one, wanted)), rtol=0.02, atol=1e-3
         )
+
+    def norm(q, **options):
+        return jnp.sum(jnp.square(attend(q, **options).astype(jnp.float32)))
+
+    each = jax.vmap(jax.grad(norm))(many)
+    layers = jax.grad(
+        lambda q: norm(jax.lax.scan(jax.checkpoint(lambda c, _: (attend(c), None)), q, None, 2)[0])
+    )  # fmt: skip
+    assert each.shape == many.shape and layers(q).shape == q.shape
     tangents = jax.jvp(attend, (q,), (q,))[1]
     wanted = jax.jvp(lambda q: attend(q, implementation="xla"), (q,), (q,))[1]
     np.testing.assert_array_equal(tangents, wanted)
@@ -111,5 +120,44 @@ def test_a_name_takes_the_kernel_itself():
     """Which has no way to run where a program is compiled for a CPU."""
     q, k, v = operands()
     named = jax.jit(lambda q: px.flex_attention(q, k, v, implementation="mosaic_gpu"))
-    with pytest.raises((NotImplementedError, ValueError), match=r"(?i)mosaic|cpu"):
+    with pytest.raises(
+        (NotImplementedError, ValueError), match=r"(?i)mosaic|interpret mode"
+    ):
         named.lower(q)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_options_are_for_an_implementation_that_is_named():
+    with pytest.raises(ValueError, match=r"\['interpret'\] are unknown to .*'xla'"):
+        px.flex_attention(*operands(), kernel_options={"interpret": 1})
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_program_for_any_size_is_exported_with_xla():
+    T, S = jax.export.symbolic_shape("t, s")
+    specs = [jax.ShapeDtypeStruct((1, n, 2, 64), BF16) for n in (T, S, S)]
+    exported = jax.export.export(jax.jit(px.flex_attention))(*specs)
+    found, wanted = exported.call(*operands()), px.flex_attention(*operands())
+    np.testing.assert_allclose(
+        *(np.asarray(x, np.float32) for x in (found, wanted)), rtol=0.02, atol=1e-3
+    )
+
+
+@pytest.mark.usefixtures("hopper")
+def test_sizes_that_change_take_the_kernels_too():
+    """Inside the buckets of `px.pad` sizes are known."""
+    q, k, v = operands()
+
+    def total(q, k, v):
+        return jnp.sum(px.flex_attention(q, k, v).astype(jnp.float32))
+
+    padded = px.pad(jax.value_and_grad(total), dims=dict.fromkeys("qkv", "_, t, _, _"))
+    short = [x[:, :150] for x in (q, k, v)]
+    filled = [jnp.pad(x, ((0, 0), (0, 50), (0, 0), (0, 0))) for x in short]
+    value, gradient = padded(*filled, sizes={"t": 150})
+    exact, wanted = jax.value_and_grad(total)(*short)
+    np.testing.assert_allclose(value, exact, rtol=1e-2)
+    np.testing.assert_allclose(
+        *(np.asarray(x, np.float32)[:, :150] for x in (gradient, wanted)),
+        rtol=0.05, atol=0.02,
+    )  # fmt: skip

@@ -306,6 +306,39 @@ def test_what_nobody_sees_or_sees_nothing_may_hold_nan(mod, D):
         np.testing.assert_allclose(found, wanted, rtol=0.02, atol=8e-3)
 
 
+# NumPy, of which the interpreter is made, says so.
+@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")
+@pytest.mark.parametrize("D", [64, pytest.param(128, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", ["key", "query"])
+def test_an_infinity_that_is_seen_counts_backwards_as_it_did_forwards(where, D):
+    """A cap makes its scores finite; beside it nobody sees key 9, 3 sees nothing."""
+    T = 150
+    mask = px.create_block_mask(
+        lambda b, h, i, j: (i >= j) & (j != 9) & (i != 3), None, None, T, T
+    )
+    q, k, v, d_out = (gaussian(n, (1, T, 2, D), jnp.bfloat16) for n in range(4))
+    q, k = q.at[:, 3].set(jnp.nan), k.at[:, 9].set(jnp.nan)
+    if where == "key":
+        k = k.at[:, 5, :, 0].set(jnp.inf)
+    else:
+        q = q.at[:, 5, :, 0].set(jnp.inf)
+
+    def gradients(implementation, options=None):
+        attend = partial(
+            px.flex_attention, block_mask=mask, implementation=implementation,
+            score_mod=lambda s, b, h, i, j: 20 * jnp.tanh(s / 20), kernel_options=options,
+        )  # fmt: skip
+        return jax.jit(lambda *x: jax.vjp(attend, *x)[1](d_out))(q, k, v)
+
+    found, wanted = gradients("mosaic_gpu", INTERPRET), gradients("reference")
+    for x, y in list(zip(found, wanted, strict=True))[1:]:
+        x, y = (np.asarray(a, np.float32) for a in (x, y))
+        is_known = np.isfinite(y)  # 0 times inf is not
+        is_known[:, 9] = False  # likewise, where the definition puts 0 for the key
+        assert is_known.mean() > 0.9
+        np.testing.assert_allclose(x[is_known], y[is_known], rtol=0.03, atol=0.03)
+
+
 @pytest.mark.parametrize("lengths", [(150, 150), (130, 150)])
 def test_nan_that_is_seen_is_seen_where_it_is_seen_alone(lengths):
     """In its channel, by those who see it; in the blocks that are looked into."""
@@ -327,7 +360,9 @@ def test_nan_that_is_seen_is_seen_where_it_is_seen_alone(lengths):
     assert np.isfinite(np.asarray(out, np.float32)[0][~wanted]).all()
 
 
-@pytest.mark.parametrize("name", ["alibi", "soft_cap", "relative_bias", "softplus"])
+@pytest.mark.parametrize(
+    "name", ["none", "alibi", "soft_cap", "relative_bias", "softplus"]
+)
 @pytest.mark.parametrize("D", [64, 128, 256])
 @pytest.mark.parametrize("mask_mod", [px.kernels.masks.causal, partly_unseen])
 def test_the_kernels_lower_for_a_gpu(name, D, mask_mod):
@@ -338,7 +373,8 @@ def test_the_kernels_lower_for_a_gpu(name, D, mask_mod):
         gaussian(n, x, mod.dtype or jnp.bfloat16)
         for n, x in enumerate(mod.floats(T, T))
     )
-    score_mod = close_score_mod(mod.make(*floats, *mod.others(T, T)), jnp.float32)
+    made = mod.make and mod.make(*floats, *mod.others(T, T))
+    score_mod = close_score_mod(made, jnp.float32)
     score_mod = widened(jax.tree.map(jnp.asarray, score_mod))
     arrays = tuple(gaussian(n, (1, T, H, D), jnp.bfloat16) for n in range(3))
     statistics = gaussian(4, (1, T, H)), gaussian(5, (1, T, H))
