@@ -189,16 +189,18 @@ def attention_gpu(record: dict[str, Any]) -> Any:
 
 
 def _rates(axis: Any, rows: list[dict[str, Any]], bars: list[dict[str, Any]]) -> None:
-    """Three bars a program, and the rates that would meet every aim."""
-    colours = COLOURS[0], COLOURS[2], "#d0d0d0"
-    rivals = dict(zip(("pliax", "torch flex", "cuDNN"), colours, strict=True))
+    """A bar for each rival of a program, and the rates that would meet every aim."""
+    rivals = {"pliax": COLOURS[0], "torch flex": COLOURS[2]}
+    rivals |= {"torch flex autotuned": "#8a8a8a", "cuDNN": "#d0d0d0"}
+    present = [x for x in rivals if x in {row["rival"] for row in rows}]
+    step = 0.84 / len(present)
     programs = list(dict.fromkeys(row["program"] for row in rows))[::-1]
     for row in rows:
-        place = list(rivals).index(row["rival"])
-        height = programs.index(row["program"]) + 0.28 * (1 - place)
+        place = present.index(row["rival"])
+        height = programs.index(row["program"]) + 0.42 - step * (place + 0.5)
         label = row["rival"] if row["program"] == programs[-1] else None
         colour = rivals[row["rival"]]
-        axis.barh(height, row["tflops"], color=colour, height=0.26, label=label)
+        axis.barh(height, row["tflops"], color=colour, height=step - 0.02, label=label)
         samples = row["tflops"] * row["median_ms"] / np.array(row["samples_ms"])
         axis.plot(samples, [height] * len(samples), "k.", markersize=1.5, alpha=0.5)
         if place:

@@ -33,6 +33,15 @@ def test_a_verdict_is_the_rivals_time_over_ours():
     assert found["torch flex"]["bar"] == 1.15 and found["torch flex"]["passed"]
 
 
+@pytest.mark.parametrize(("autotuned", "ratio"), [(2.2, 1.1), (2.6, 1.2)])
+def test_of_the_options_of_torch_the_faster_ones_count(autotuned, ratio):
+    row = {"program": "alibi", "S": 4096, "D": 128, "direction": "backward"}
+    times = {"pliax": 2.0, "torch flex": 2.4, "torch flex autotuned": autotuned}
+    rows = [{**row, "rival": name, "median_ms": ms} for name, ms in times.items()]
+    (found,) = bench.verdicts(rows)
+    assert found["ratio"] == pytest.approx(ratio) and not found["passed"]
+
+
 @pytest.mark.usefixtures("standard_promotion")
 def test_a_quick_run_has_an_error_beside_each_time(tmp_path, monkeypatch):
     output = tmp_path / "record.json"
