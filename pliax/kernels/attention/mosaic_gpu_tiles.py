@@ -471,42 +471,35 @@ def run_kernel(
         **kw,
     )
     if counters is not None:  # which the copies that vmap makes would share
-        given = body, scratch, grid, config, interpret, out_type, counters
         run = jax.custom_batching.custom_vmap(run)
-        run.def_vmap(partial(_run_copies, *given))
+
+        @run.def_vmap
+        def _(size: int, is_batched: Sequence[bool], *arrays: Any) -> Any:
+            copies = f"copies {len(grid)}"
+            many = [jax.ShapeDtypeStruct((size, *x.shape), x.dtype) for x in out_type]
+            run = run_kernel(
+                _of_copy(body, copies, is_batched), scratch, {copies: size, **grid},
+                config, interpret, out_type=many, counters=(size, *counters),
+            )  # fmt: skip
+            return run(*arrays), [True] * len(many)
+
     return lambda *arrays: vary(run(*arrays), varying_axes(arrays))
 
 
-def _run_copies(
-    body: Any,
-    scratch: Any,
-    grid: Any,
-    config: Config,
-    interpret: bool,
-    out_type: Sequence[jax.ShapeDtypeStruct],
-    counters: tuple[int, ...],
-    size: int,
-    is_batched: Sequence[bool],
-    *arrays: Any,
-) -> tuple[list[Any], list[bool]]:
-    """`run_kernel` under `jax.vmap`: one kernel, and counters for each copy."""
-    copies = f"copies {len(grid)}"
+def _of_copy(body: Any, copies: str, is_batched: Sequence[bool]) -> Any:
+    """The body of one of the copies that vmap makes; all have results and counters."""
 
-    def of_one(refs: Any, scratch: Any) -> None:
+    def of_copy(refs: Any, scratch: Any) -> None:
         n = lax.axis_index(copies)
-        are_many = *is_batched, *[True] * len(out_type)
-        refs = [
-            x.at[n] if is_many else x for x, is_many in zip(refs, are_many, strict=True)
+        given = [
+            x.at[n] if is_many else x
+            for x, is_many in zip(refs, is_batched, strict=False)
         ]
+        results = [x.at[n] for x in refs[len(is_batched) :]]
         *own, shared = scratch
-        body(refs, (*own, None if shared is None else shared.at[n]))
+        body([*given, *results], (*own, None if shared is None else shared.at[n]))
 
-    many = [jax.ShapeDtypeStruct((size, *x.shape), x.dtype) for x in out_type]
-    run = run_kernel(
-        of_one, scratch, {copies: size, **grid}, config, interpret, out_type=many,
-        counters=(size, *counters),
-    )  # fmt: skip
-    return run(*arrays), [True] * len(out_type)
+    return of_copy
 
 
 def heads_first(x: Array) -> Array:

@@ -83,11 +83,16 @@ def test_transformations_meet_the_default():
     def norm(q, **options):
         return jnp.sum(jnp.square(attend(q, **options).astype(jnp.float32)))
 
-    each = jax.vmap(jax.grad(norm))(many)
-    layers = jax.grad(
-        lambda q: norm(jax.lax.scan(jax.checkpoint(lambda c, _: (attend(c), None)), q, None, 2)[0])
-    )  # fmt: skip
-    assert each.shape == many.shape and layers(q).shape == q.shape
+    def of_layers(q, **options):
+        layer = jax.checkpoint(lambda c, _: (attend(c, **options), None))
+        return norm(jax.lax.scan(layer, q, None, 2)[0], **options)
+
+    for function in (norm, of_layers):
+        by_xla = jax.grad(lambda q, f=function: f(q, implementation="xla"))
+        found = jax.vmap(jax.grad(function))(many)
+        for one, x in zip(found, many, strict=True):
+            one, wanted = (np.asarray(a, np.float32) for a in (one, by_xla(x)))
+            np.testing.assert_allclose(one, wanted, rtol=0.05, atol=0.02)
     tangents = jax.jvp(attend, (q,), (q,))[1]
     wanted = jax.jvp(lambda q: attend(q, implementation="xla"), (q,), (q,))[1]
     np.testing.assert_array_equal(tangents, wanted)
