@@ -214,11 +214,6 @@ def as_weak(x: Any, dtype: Any) -> Any:
 compile_event = _dispatch.BACKEND_COMPILE_EVENT
 
 
-def cache_size(jitted: Any) -> Callable[[], int]:
-    """What tells for how many kinds of arguments a jitted function has executables."""
-    return jitted._cache_size
-
-
 # `trace_state.value is no_trace` where a thread is in no transformation: the half of
 # `is_tracing` that a call can afford.
 trace_state, no_trace = _core.trace_state_strong_ref, _core.eval_trace

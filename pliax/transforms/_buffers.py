@@ -26,17 +26,30 @@ class Padding:
         leaf: its number among the flat arguments.
         exact: the shape it comes with.
         physical: the shape of the bucket.
+        inside: where it lies in its bucket.
     """
 
     leaf: int
     exact: tuple[int, ...]
     physical: tuple[int, ...]
+    inside: tuple[slice, ...] = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "inside", _start(self.exact))
 
     def __call__(self, x: Any) -> Any:
         """The argument in its bucket."""
         if x.shape != self.exact:
             raise Unlike
-        return pad_array(x, self.physical)
+        if type(x) is not np.ndarray:
+            return pad_array(x, self.physical)
+        longer = np.zeros(self.physical, x.dtype)
+        longer[self.inside] = x
+        return longer
+
+
+def _start(shape: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(map(slice, shape))
 
 
 def pad_array(x: Any, shape: tuple[int, ...]) -> Any:
@@ -44,8 +57,6 @@ def pad_array(x: Any, shape: tuple[int, ...]) -> Any:
 
     On a GPU small arrays go through the host, for large ones the copy is compiled.
     """
-    if type(x) is np.ndarray:
-        return _longer(x, shape)
     if not isinstance(x, jax.Array):
         return _longer(np.asarray(x), shape)
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # keys know no zero to pad with
@@ -63,7 +74,7 @@ def pad_array(x: Any, shape: tuple[int, ...]) -> Any:
 
 def _longer(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     longer = np.zeros(shape, x.dtype)
-    longer[tuple(map(slice, x.shape))] = x
+    longer[_start(x.shape)] = x
     return longer
 
 
@@ -71,7 +82,7 @@ def cut_array(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """The first elements along each axis; on a GPU as in `pad_array`."""
     if _is_spread(x, shape):
         return _by_device(cut_array, x, shape)
-    part = tuple(map(slice, shape))
+    part = _start(shape)
     if not _is_on_host(x):
         return x[part]
     cut = np.ascontiguousarray(np.asarray(x)[part])
@@ -112,18 +123,19 @@ def _readable(sharding: Any) -> float:
 
 
 def places(
-    tree: Any, paths: list[tuple[Any, ...]], paddings: list[Padding]
-) -> dict | None:
-    """Where arguments to pad lie: nested dicts by key and number, down to a Padding.
+    tree: tuple[tuple, dict], paths: list[tuple[Any, ...]], paddings: list[Padding]
+) -> tuple[dict, dict] | None:
+    """Where arguments to pad lie, those given by position and those given by name.
 
-    None where they lie in other containers than dicts, lists and tuples.
+    In nested dicts by key and number, down to a Padding; None where they lie in other
+    containers than dicts, lists and tuples.
     """
-    found: dict = {}
+    found: tuple[dict, dict] = {}, {}
     for padding in paddings:
-        *outer, last = paths[padding.leaf]
+        root, *outer, last = paths[padding.leaf]
         if not _is_plain(tree, paths[padding.leaf]):
             return None
-        inner = found
+        inner = found[_step(root)]
         for key in outer:
             inner = inner.setdefault(_step(key), {})
         inner[_step(last)] = padding
@@ -145,6 +157,8 @@ def _step(key: Any) -> Any:
 
 def padded(tree: Any, places: dict) -> Any:
     """Nested dicts, lists and tuples with some of their arrays in buckets."""
+    if not places:
+        return tree
     kind = type(tree)
     if kind is not dict and kind is not tuple and kind is not list:
         raise Unlike

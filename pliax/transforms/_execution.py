@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pliax.core._jax import cache_size
 from pliax.core.unbacked import most, raise_failed, with_unbacked
 
 from ._buffers import Padding, cut_array, padded, places
@@ -87,8 +86,7 @@ class Plan:
         tally: where its costs are counted.
         jitted: the function that JAX compiles and calls.
         plain: the function without padding, in which JAX may look for NaN.
-        size: tells how many executables of it there are.
-        built: how many executables of it have been accounted for.
+        name: the one that JAX gives its executables.
         checks: the errors of what it checks at run time.
     """
 
@@ -100,8 +98,7 @@ class Plan:
     tally: Any = None
     jitted: Any = None
     plain: Any = None
-    size: Any = None
-    built: int = 0
+    name: str = ""
     checks: tuple[str, ...] = ()
     _vetting: _Vetting = dataclasses.field(default_factory=_Vetting)
 
@@ -118,7 +115,6 @@ class Plan:
             yield
         finally:
             self._vetting.depth -= 1
-            self.built = self.size()
 
     @property
     def unknown(self) -> list[str]:
@@ -160,7 +156,6 @@ class Plan:
         behind = tuple(p + 1 if p >= 0 else p for p in donated)
         self.jitted = jax.jit(body, donate_argnums=behind)
         self.plain = plain
-        self.size = cache_size(self.jitted)
 
     def _run(self, sizes: Any, args: tuple, kwargs: dict) -> Any:
         """The executable's body, under JAX's trace."""
@@ -240,11 +235,11 @@ class Bound:
             it would take up to 1 us more with 100 arrays, in some processes.
         packed: the named sizes; None where there are none.
         calls: what counts its calls.
-        fits: whether arrays go in and come out as they are, and nothing is checked.
         plan: the executable's.
         values: the named sizes.
         paddings: the arguments that have to be padded.
-        places: where those lie; None where the arguments must be flattened.
+        places: where those lie, by position and by name; None where the arguments must
+            be flattened.
         cuts: the valid shapes of results that have to be cut, by number.
         donated: the numbers of padded arguments which the user gave away.
     """
@@ -252,17 +247,16 @@ class Bound:
     jitted: Callable[..., Any]
     packed: Any
     calls: Calls
-    fits: bool = dataclasses.field(init=False)
     plan: Plan
     values: dict[str, int]
     paddings: tuple[Padding, ...]
-    places: dict | None
+    places: tuple[dict, dict] | None
     cuts: dict[int, tuple[int, ...]]
     donated: tuple[int, ...] = ()
 
     def __post_init__(self):
         has_work = self.paddings or self.cuts or self.plan.is_checked
-        self.fits = not has_work
+        self.calls.fits = not has_work
 
     def __call__(self, args: tuple, kwargs: dict) -> Any:
         """The results of one call, whose arguments are of these sizes."""
@@ -289,7 +283,8 @@ class Bound:
         if not self.paddings:
             return args, kwargs
         if self.places is not None:
-            return padded((args, kwargs), self.places)
+            by_position, by_name = self.places
+            return padded(args, by_position), padded(kwargs, by_name)
         leaves, tree = jax.tree.flatten((args, kwargs))
         for padding in self.paddings:
             leaves[padding.leaf] = padding(leaves[padding.leaf])

@@ -61,6 +61,8 @@ class Calls:
         short: calls that returned, of those the dispatcher knew.
         long: of those it did not know.
         untimed: a mask: calls whose number has none of these bits are timed.
+        direct: the same mask where arguments and results are left as they are, else 0.
+        fits: whether they are.
         short_seconds: seconds in the short ones before the last that was timed.
         latest: that one's number, and its seconds.
         long_seconds: seconds in the long ones.
@@ -71,6 +73,8 @@ class Calls:
     short: int = 0
     long: int = 0
     untimed: int = 0
+    direct: int = 0
+    fits: bool = False
     short_seconds: float = 0.0
     latest: tuple[int, float] = (0, 0.0)
     long_seconds: float = 0.0
@@ -90,6 +94,7 @@ class Calls:
         self.short_seconds = self._seconds_until_now()
         self.latest = self.short, seconds
         self.untimed = min(2 * self.untimed + 1, 1023)
+        self.direct = self.untimed if self.fits else 0
 
     def _seconds_until_now(self) -> float:
         """Each that was timed stands for those until the next."""

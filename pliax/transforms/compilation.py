@@ -127,9 +127,8 @@ class CompiledFunction(Dispatched):
     def _notice(self, bound: Bound, args: tuple, kwargs: dict) -> None:
         """Counts an executable that JAX built for itself: one trace, placed anew."""
         plan = bound.plan
-        if plan.size() == plan.built:  # it was built for somebody else
+        if builds.name != plan.name:  # it was built for somebody else
             return
-        plan.built = plan.size()
         leaves, structure = jax.tree_util.tree_flatten((args, kwargs))
         key = (structure, call_context(), tuple(map(kind, leaves)))
         sizes = sizes_of_leaves(leaves)
@@ -314,6 +313,7 @@ class CompiledFunction(Dispatched):
             plan.tally.add(lower_seconds=seconds)
             with garbage_searched():
                 _, seconds = _timed(lowered.compile)
+            plan.name = builds.name
             plan.tally.add(compile_seconds=seconds, compilations=1)
         if plan.entry.trace:
             validate_if_asked(plan.entry.trace)  # the rules of padding have asked more
