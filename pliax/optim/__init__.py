@@ -1,4 +1,5 @@
 """Floor 2: optimizers; may use kernels and distributed."""
 
+from .matrix_axes import MatrixAxes as MatrixAxes
 from .muon import muon as muon, scale_by_muon as scale_by_muon
 from .routing import labels as labels

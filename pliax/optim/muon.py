@@ -22,14 +22,9 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Int32
 
-from .newton_schulz import (
-    COEFFICIENTS,
-    EPSILON,
-    STEPS,
-    check_coefficients,
-    check_steps,
-    orthogonalize,
-)
+from .execution import choose_execution
+from .matrix_axes import LAYOUTS, MatrixAxes, matrices
+from .newton_schulz import COEFFICIENTS, EPSILON, STEPS, choose_iteration
 
 
 if TYPE_CHECKING:  # importing optax takes as long as the rest of pliax
@@ -61,12 +56,18 @@ def muon(
     weight_decay: ArrayLike = 0.1,
     momentum: ArrayLike = 0.95,
     nesterov: bool = True,
-    ns_coefficients: Iterable[ArrayLike] = COEFFICIENTS,
+    ns_coefficients: str | Iterable[Any] = COEFFICIENTS,
     eps: ArrayLike = EPSILON,
     ns_steps: ArrayLike = STEPS,
     adjust_lr_fn: str | None = None,
     *,
     layout: str = "in_out",
+    axes: Any = None,
+    execution: str = "auto",
+    mesh: jax.sharding.Mesh | None = None,
+    axis: str | tuple[str, ...] | None = None,
+    ns_method: str | Callable[..., Array] = "standard",
+    ns_dtype: Any = "bfloat16",
 ) -> "optax.GradientTransformation":
     r"""Muon with decoupled weight decay, as `torch.optim.Muon`.
 
@@ -75,9 +76,9 @@ def muon(
         O &= \mathrm{NewtonSchulz}((1 - \mu) G + \mu M) \\
         W &\leftarrow (1 - \eta \lambda) W - \eta\, r(A, B)\, O
 
-    The decay uses the unadjusted learning rate. Every leaf must be a real matrix:
-    give the others to another optimizer with `pliax.optim.labels` and
-    `optax.partition`.
+    The decay uses the unadjusted learning rate. Every leaf must be a real matrix, or
+    hold several as ``axes`` says: give the others to another optimizer with
+    `pliax.optim.labels` and `optax.partition`.
 
     Args:
         learning_rate: :math:`\eta >= 0`: a number, an array of one element, or a
@@ -87,7 +88,8 @@ def muon(
         momentum: :math:`\mu >= 0`, of an exponential average that starts at zero
             and is not corrected for it: the orthogonalisation ignores the scale.
         nesterov: Orthogonalise the look-ahead :math:`(1-\mu) G + \mu M`, not ``M``.
-        ns_coefficients: ``(a, b, c)`` of the Newton-Schulz quintic.
+        ns_coefficients: ``(a, b, c)`` of the Newton-Schulz quintic, such a triple for
+            each step, "quintic" (torch's), or "polar_express" (Amsel et al., 2025).
         eps: Lower bound of the norm that Newton-Schulz divides by.
         ns_steps: Newton-Schulz steps, below 100.
         adjust_lr_fn: The shape factor ``r(A, B)``. None or "original":
@@ -97,6 +99,25 @@ def muon(
         layout: "in_out" if matrices are (inputs, outputs), as JAX's kernels are:
             ``A`` counts columns. "out_in" for torch's weights: ``A`` counts rows.
             It changes the shape factor and nothing else.
+        axes: Which axes of a leaf are rows and columns: a `MatrixAxes`, a tree of them
+            that is a prefix of the parameters', or a function from parameters to one.
+            None, or None in the tree, means ``layout``, for two-dimensional leaves.
+        execution: "per_matrix": one product after another, which suits a CPU.
+            "stacked": matrices of one shape together, in few large products.
+            "owner": stacked, and each device of a mesh axis orthogonalises a share of
+            every stack. "auto": "owner" if ``mesh`` is given, else "per_matrix" where
+            the default backend is a CPU, else "stacked".
+        mesh: Whose devices own matrices.
+        axis: Over which of its axes: that over which the parameters are sharded, if
+            they are. Not needed for a mesh of one axis.
+        ns_method: "standard"; "gram", the same polynomials with fewer operations for
+            oblong matrices, rounded elsewhere; or a function of normalised matrices
+            ``[*L, M, N]`` with ``M <= N`` and of the iteration, whose ``steps``,
+            ``step(i)`` (the coefficients) and ``round`` it may use.
+        ns_dtype: What the matrices of Newton-Schulz are rounded to.
+
+    Under `optax.inject_hyperparams` whatever can be called passes for a schedule:
+    name a ``mesh``, and functions, in its ``static_args``.
 
     Returns:
         A `GradientTransformation` whose updates have the gradients' dtypes.
@@ -113,6 +134,12 @@ def muon(
         >>> updates, state = tx.update(params, tx.init(params), params)
         >>> updates["kernel"].shape
         (4, 4)
+
+        The kernels of three scanned layers, [layer, in, out]:
+
+        >>> tx = muon(0.02, axes=MatrixAxes(rows=2, columns=1, batch=0))
+        >>> tx.init(jnp.ones((3, 4, 8)))[0].momentum.shape
+        (3, 4, 8)
 
     References:
         Jordan et al., "Muon: An optimizer for hidden layers in neural networks",
@@ -133,6 +160,12 @@ def muon(
             ns_steps,
             adjust_lr_fn,
             layout=layout,
+            axes=axes,
+            execution=execution,
+            mesh=mesh,
+            axis=axis,
+            ns_method=ns_method,
+            ns_dtype=ns_dtype,
         ),
         _descend(learning_rate, weight_decay),
     )
@@ -141,12 +174,18 @@ def muon(
 def scale_by_muon(
     momentum: ArrayLike = 0.95,
     nesterov: bool = True,
-    ns_coefficients: Iterable[ArrayLike] = COEFFICIENTS,
+    ns_coefficients: str | Iterable[Any] = COEFFICIENTS,
     eps: ArrayLike = EPSILON,
     ns_steps: ArrayLike = STEPS,
     adjust_lr_fn: str | None = None,
     *,
     layout: str = "in_out",
+    axes: Any = None,
+    execution: str = "auto",
+    mesh: jax.sharding.Mesh | None = None,
+    axis: str | tuple[str, ...] | None = None,
+    ns_method: str | Callable[..., Array] = "standard",
+    ns_dtype: Any = "bfloat16",
 ) -> "optax.GradientTransformation":
     r"""Replace gradients by :math:`r(A, B)\, O`: Muon without learning rate or decay.
 
@@ -170,27 +209,46 @@ def scale_by_muon(
 
     _check_at_least_zero("momentum", momentum)
     _check_at_least_zero("epsilon", eps)
-    coefficients, steps = check_coefficients(ns_coefficients), check_steps(ns_steps)
-    ratio = _shape_ratio(adjust_lr_fn, layout)
+    iteration = choose_iteration(
+        ns_coefficients, ns_steps, eps, method=ns_method, dtype=ns_dtype
+    )
+    ratio, default = _shape_ratio(adjust_lr_fn), _layout(layout)
+    run = choose_execution(execution, mesh, axis)
 
     def init(params: Any) -> MuonState:
-        _check_matrices(params, "")
+        _axes_of_leaves(axes, default, params, "")
         return MuonState(jax.tree.map(jnp.zeros_like, params))
-
-    def direction(G: Array, M: Array) -> Array:
-        lookahead = _lerp(G, M, momentum) if nesterov else M
-        X = orthogonalize(lookahead, coefficients=coefficients, steps=steps, eps=eps)
-        return (ratio(*G.shape) * _widen(X, G)).astype(G.dtype)
 
     def update(updates, state, params=None):
         del params
-        _check_matrices(updates, "Param gradient must be a 2D matrix: ")
+        found = _axes_of_leaves(
+            axes, default, updates, "Param gradient must be a 2D matrix: "
+        )
         buffers = jax.tree.map(
             lambda G, M: _lerp(G, M, momentum).astype(M.dtype), updates, state.momentum
         )
-        return jax.tree.map(direction, updates, buffers), MuonState(buffers)
+        ahead = jax.tree.map(
+            lambda G, M: _lerp(G, M, momentum) if nesterov else M, updates, buffers
+        )
+        gradients, structure = jax.tree.flatten(updates)
+        directions = [
+            _scaled(X, G, matrices(a, G.shape).factors(ratio))
+            for X, G, a in zip(
+                run(jax.tree.leaves(ahead), found, iteration),
+                gradients,
+                found,
+                strict=True,
+            )
+        ]
+        return structure.unflatten(directions), MuonState(buffers)
 
     return optax.GradientTransformation(init, update)
+
+
+def _scaled(X: Array, G: Array, factor: Any) -> Array:
+    """An orthogonalised matrix times the factor of its shape, in the dtype of G."""
+    X = _widen(X, G)
+    return (jnp.asarray(factor, X.dtype) * X).astype(G.dtype)
 
 
 def _descend(
@@ -247,25 +305,24 @@ def _scalar(value: ArrayLike, like: Array) -> Array:
     return jnp.reshape(jnp.asarray(value), ()).astype(like.dtype)
 
 
-def _shape_ratio(adjust_lr_fn: str | None, layout: str) -> Callable[[int, int], float]:
-    """The factor of an update by the shape of its matrix, as stored."""
+def _shape_ratio(adjust_lr_fn: str | None) -> Callable[[int, int], float]:
+    """The factor of an update by the rows A and columns B of its matrix."""
     if adjust_lr_fn is not None and adjust_lr_fn not in _RATIOS:
         raise ValueError(
             f"Adjust learning rate function {adjust_lr_fn} is not supported. "
             f"Choose None or one of {', '.join(_RATIOS)}."
         )
-    if layout not in ("in_out", "out_in"):
+    ratio = _RATIOS[adjust_lr_fn or "original"]
+    return lambda A, B: ratio(A, B) if A and B else 1.0
+
+
+def _layout(layout: str) -> MatrixAxes:
+    if layout not in LAYOUTS:
         raise ValueError(
             f"layout should be 'in_out' (JAX kernels) or 'out_in' (torch weights) "
             f"but is: {layout!r}"
         )
-    ratio = _RATIOS[adjust_lr_fn or "original"]
-
-    def of_shape(rows: int, columns: int) -> float:
-        A, B = (columns, rows) if layout == "in_out" else (rows, columns)
-        return ratio(A, B) if A and B else 1.0
-
-    return of_shape
+    return LAYOUTS[layout]
 
 
 def _check_learning_rate(learning_rate: Any) -> None:
@@ -284,23 +341,58 @@ def _check_at_least_zero(name: str, value: Any) -> None:
         raise ValueError(f"{name} should be >= 0 but is: {value}")
 
 
-def _check_matrices(tree: Any, prefix: str) -> None:
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        shape, where = jnp.shape(leaf), jax.tree_util.keystr(path) or "the root"
-        dtype = jnp.result_type(leaf)
-        if len(shape) != 2:
-            raise ValueError(
-                f"{prefix}Muon only supports 2D parameters whereas we found a "
-                f"parameter with size: {shape} at {where}. Give it to another "
-                'optimizer: optax.partition({"muon": muon(...), "adamw": '
-                "optax.adamw(...)}, pliax.optim.labels)."
+def _axes_of_leaves(
+    axes: Any, default: MatrixAxes, tree: Any, prefix: str
+) -> list[MatrixAxes]:
+    """The axes of each leaf, which must be real and of their rank."""
+    spec = axes(tree) if callable(axes) else axes
+    is_spec = lambda x: x is None or isinstance(x, MatrixAxes)  # noqa: E731
+    try:
+        full = jax.tree.broadcast(spec, tree, is_leaf=is_spec)
+    except ValueError as error:
+        raise ValueError(
+            f"muon: axes is not a pytree prefix of the parameters: {error}.\nPass one "
+            "MatrixAxes for all leaves, or a tree of the same structure with a "
+            "MatrixAxes or None where a subtree or leaf stands."
+        ) from None
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    found = jax.tree.leaves(full, is_leaf=is_spec)
+    return [
+        _checked_axes(path, leaf, a, default, prefix)
+        for (path, leaf), a in zip(leaves, found, strict=True)
+    ]
+
+
+def _checked_axes(
+    path: Any, leaf: Any, axes: Any, default: MatrixAxes, prefix: str
+) -> MatrixAxes:
+    """The axes of one leaf, or torch's errors."""
+    shape, where = jnp.shape(leaf), jax.tree_util.keystr(path) or "the root"
+    dtype = jnp.result_type(leaf)
+    if axes is not None and not isinstance(axes, MatrixAxes):
+        raise ValueError(f"muon: axes holds {axes!r} at {where}, not a MatrixAxes.")
+    if axes is None and len(shape) != 2:
+        raise ValueError(
+            f"{prefix}Muon only supports 2D parameters whereas we found a "
+            f"parameter with size: {shape} at {where}. Give it to another "
+            'optimizer: optax.partition({"muon": muon(...), "adamw": '
+            "optax.adamw(...)}, pliax.optim.labels)"
+            + (
+                ", or say with axes= which of its axes are matrices."
+                if shape[2:]
+                else "."
             )
-        if jnp.issubdtype(dtype, jnp.complexfloating):
-            raise ValueError(
-                f"Muon does not support complex parameters: found {dtype} at {where}."
-            )
-        if not jnp.issubdtype(dtype, jnp.floating):
-            raise ValueError(
-                f"Muon only supports floating-point parameters: found {dtype} at "
-                f"{where}."
-            )
+        )
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise ValueError(
+            f"Muon does not support complex parameters: found {dtype} at {where}."
+        )
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(
+            f"Muon only supports floating-point parameters: found {dtype} at {where}."
+        )
+    try:
+        matrices(axes or default, shape)
+    except ValueError as error:
+        raise ValueError(f"muon: at {where}, {error}") from None
+    return axes or default

@@ -28,11 +28,10 @@ class Builds:
         """The name that JAX gave the last executable that this thread had built."""
         return getattr(self._last, "name", "")
 
-    def _listen(
-        self, event: str, duration_secs: float, *, fun_name: str = "", **_: Any
-    ) -> None:
+    def _listen(self, event: str, duration_secs: float, **facts: Any) -> None:
         if event == compile_event:
-            self._last.seconds, self._last.name = duration_secs, fun_name
+            self._last.seconds = duration_secs
+            self._last.name = facts.get("fun_name", "")
             self.count += 1
 
 

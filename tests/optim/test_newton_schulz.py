@@ -4,13 +4,19 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pliax.optim.newton_schulz import COEFFICIENTS, orthogonalize
+from pliax.optim.execution import choose_execution
+from pliax.optim.matrix_axes import LAYOUTS
+from pliax.optim.newton_schulz import COEFFICIENTS, NAMED_COEFFICIENTS, choose_iteration
 from tests.optim import emulation
 
 
 SHAPES = [(48, 20), (20, 48), (32, 32), (1, 7), (7, 1), (1, 1)]
 sizes = st.sampled_from([1, 3, 8])
 seeds = st.integers(0, 2**31)
+
+
+def orthogonalize(G, **options):
+    return choose_iteration(**options)(G)
 
 
 jitted = jax.jit(orthogonalize)
@@ -170,8 +176,10 @@ def test_sharded_equals_whole(axis_type, spec):
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind, kind))
     sharding = jax.NamedSharding(mesh, jax.P(*spec))
     G = jnp.asarray(emulation.well_conditioned(8, 32, 16))
+    run, how = choose_execution("per_matrix", None, None), choose_iteration()
     with jax.set_mesh(mesh):
-        X = jax.jit(orthogonalize)(jax.device_put(G, sharding))
+        placed = jax.device_put(G, sharding)
+        (X,) = jax.jit(lambda G: run([G], [LAYOUTS["in_out"]], how))(placed)
     if axis_type == "Explicit":
         assert X.sharding.is_equivalent_to(sharding, 2)
     golden = emulation.newton_schulz(np.asarray(G), rounding=emulation.exactly)
@@ -190,6 +198,13 @@ def test_sharded_equals_whole(axis_type, spec):
         ({"steps": True}, "Number of steps must be an integer >= 0 but is: True"),
         ({"coefficients": (1.0, 2.0)}, "Coefficients must be a tuple of exactly 3"),
         ({"coefficients": (1.0,) * 4}, "Coefficients must be a tuple of exactly 3"),
+        ({"coefficients": ()}, "Coefficients must be a tuple of exactly 3 .* has 0"),
+        ({"coefficients": ((1.0,) * 3, (1.0,))}, "Coefficients must be .* has 1"),
+        ({"coefficients": "cubic"}, "no set named 'cubic'. Choose one of quintic, pol"),
+        ({"method": "newton"}, "one of 'standard', 'gram' or a function, .* 'newton'"),
+        ({"dtype": jnp.int8}, "ns_dtype should be bfloat16, float16, float32 or float"),
+        ({"dtype": jnp.float8_e4m3fn}, "ns_dtype should be bfloat16, float16, float32"),
+        ({"dtype": "half a float"}, "ns_dtype should be bfloat16, float16, float32 or"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, message):
@@ -197,7 +212,129 @@ def test_bad_arguments_are_refused(arguments, message):
         orthogonalize(jnp.eye(2), **arguments)
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (2, 2, 2)])
-def test_only_matrices_are_taken(shape):
-    with pytest.raises(ValueError, match="Input tensor gradient must be a 2D matrix"):
-        orthogonalize(jnp.ones(shape))
+# --- coefficients, methods, dtypes ----------------------------------------------------
+
+
+def through(coefficients, s, steps):
+    """What steps of any coefficients make of singular values."""
+    for i in range(steps):
+        a, b, c = coefficients[min(i, len(coefficients) - 1)]
+        s = a * s + b * s**3 + c * s**5
+    return s
+
+
+@pytest.mark.parametrize(("steps", "low", "high"), [(5, 0.84, 1.13), (8, 0.999, 1.001)])
+def test_polar_express_ends_in_the_published_band(steps, low, high):
+    coefficients = NAMED_COEFFICIENTS["polar_express"]
+    band = through(coefficients, np.geomspace(1e-3, 1, 100_000), steps)
+    assert low < band.min() < band.max() < high  # Amsel et al. 2025
+    G = emulation.well_conditioned(9, 24, 64, low=0.05)
+    how = choose_iteration("polar_express", steps)
+    s = np.linalg.svd(float64(how(jnp.asarray(G))), compute_uv=False)
+    slack = 2.0**-6  # roundings of one step, doubled by the norm of 24 rows
+    assert low - slack < s.min() < s.max() < high + slack
+
+
+@given(rows=sizes, columns=sizes, seed=seeds, steps=st.integers(0, 9))
+def test_coefficients_of_each_step_are_those_of_numpy(rows, columns, seed, steps):
+    table = NAMED_COEFFICIENTS["polar_express"]
+    G = emulation.well_conditioned(seed, rows, columns)
+    expected = emulation.newton_schulz(G, 0, rounding=emulation.exactly)
+    expected = expected if rows <= columns else expected.T
+    for i in range(steps):
+        a, b, c = table[min(i, len(table) - 1)]
+        A = expected @ expected.T
+        expected = a * expected + (b * A + c * A @ A) @ expected
+    expected = expected if rows <= columns else expected.T
+    with jax.enable_x64(True):
+        how = choose_iteration("polar_express", steps, dtype=jnp.float64)
+        got = jax.jit(how)(jnp.asarray(G, jnp.float64))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
+
+
+def test_a_name_is_its_coefficients():
+    G = jnp.asarray(emulation.well_conditioned(1, 6, 9))
+    np.testing.assert_array_equal(
+        orthogonalize(G, coefficients="quintic"), orthogonalize(G)
+    )
+    np.testing.assert_array_equal(
+        orthogonalize(G, coefficients=[COEFFICIENTS, COEFFICIENTS]), orthogonalize(G)
+    )
+
+
+@pytest.mark.parametrize("coefficients", ["quintic", "polar_express"])
+@pytest.mark.parametrize("steps", range(9))
+def test_gram_is_the_same_polynomial(coefficients, steps):
+    with jax.enable_x64(True):
+        G = jnp.asarray([emulation.well_conditioned(i, 8, 24) for i in range(3)])
+        standard, gram = (
+            choose_iteration(coefficients, steps, method=method, dtype=jnp.float64)(G)
+            for method in ("standard", "gram")
+        )
+    np.testing.assert_allclose(gram, standard, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("coefficients", ["quintic", "polar_express"])
+@pytest.mark.parametrize("low", [1e-3, 0.1])
+def test_gram_errs_no_more_than_twice_the_standard_method(coefficients, low):
+    G = emulation.well_conditioned(3, 64, 256, low=low)
+    with jax.enable_x64(True):
+        exact = choose_iteration(coefficients, dtype=jnp.float64)
+        golden = np.asarray(exact(jnp.asarray(G, jnp.float64)))
+    standard, gram = (
+        emulation.mean_error(orthogonalize(jnp.asarray(G), **options), golden)
+        for options in (
+            {"coefficients": coefficients},
+            {"coefficients": coefficients, "method": "gram"},
+        )
+    )
+    assert gram <= 2 * standard
+
+
+def test_gram_multiplies_by_the_wide_matrix_four_times():
+    text = str(jax.make_jaxpr(choose_iteration(method="gram"))(jnp.ones((4, 16))))
+    products = [line for line in text.splitlines() if "dot_general" in line]
+    wide = [line for line in products if "4,16" in line or "16,4" in line]
+    assert (len(products), len(wide)) == (18, 2)  # two more give [4, 4]
+
+
+def test_gram_must_know_the_number_of_steps():
+    def traced(steps):
+        return choose_iteration(steps=steps, method="gram")(jnp.ones((2, 8)))
+
+    with pytest.raises(ValueError, match=r"ns_steps is a traced value.*static_args"):
+        jax.jit(traced)(5)
+
+
+def test_a_method_of_ones_own():
+    def cubic(X, how):
+        for _ in range(how.steps):
+            X = how.round(1.5 * X - 0.5 * X @ X.mT @ X)
+        return X
+
+    G = jnp.asarray(emulation.well_conditioned(4, 6, 10))
+    X = choose_iteration(steps=12, method=cubic, dtype=jnp.float32)(G)
+    np.testing.assert_allclose(X @ X.T, np.eye(6), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_errors_shrink_with_the_working_dtype(dtype):
+    G = emulation.well_conditioned(5, 32, 48)
+    golden = emulation.newton_schulz(G, rounding=emulation.exactly)
+    X = orthogonalize(jnp.asarray(G), dtype=dtype)
+    assert X.dtype == dtype
+    bound = 60 * float(jnp.finfo(dtype).eps)
+    assert np.abs(np.asarray(X, np.float64) - golden).max() < bound
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 8), (2, 3, 8, 5), (1, 4, 4), (0, 4, 4)])
+@pytest.mark.parametrize("method", ["standard", "gram"])
+def test_a_stack_is_its_matrices(shape, method):
+    G = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    got = orthogonalize(jnp.asarray(G), method=method)
+    assert got.shape == shape
+    for where in np.ndindex(shape[:-2]):
+        alone = orthogonalize(jnp.asarray(G[where]), method=method)
+        np.testing.assert_allclose(
+            float64(got[where]), float64(alone), rtol=0, atol=2.0**-6
+        )

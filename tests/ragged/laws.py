@@ -57,4 +57,5 @@ class Law:
             found.append(valid(self.run(jnp.int32(length), *full)))
         same(found[0], found[1])
         same(found[0], oracle(*xs), tolerance)
-        assert self.run._cache_size() == 1
+        run: Any = self.run
+        assert run._cache_size() == 1

@@ -1,0 +1,48 @@
+"""Stacks of matrices: taken from leaves, grouped by shape, cut apart."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from jax import lax
+from jaxtyping import Array, Float
+
+from .matrix_axes import Matrices
+
+
+Stack = Float[Array, "_ _ _"]  # each of several has sizes of its own
+
+
+def apply_to_stacks(
+    recipes: Sequence[Matrices],
+    leaves: Sequence[Array],
+    function: Callable[[list[Stack]], Sequence[Stack]],
+) -> tuple[Array, ...]:
+    """Leaves like these, made of what a function makes of all their stacks."""
+    taken = [recipe.taken_apart(x) for recipe, x in zip(recipes, leaves, strict=True)]
+    results = iter(function([stack for stacks in taken for stack in stacks]))
+    return tuple(
+        recipe.put_together([next(results) for _ in stacks])
+        for recipe, stacks in zip(recipes, taken, strict=True)
+    )
+
+
+def by_shape(shapes: Iterable[tuple[int, ...]]) -> list[list[int]]:
+    """The numbers of those that agree, whichever side is which."""
+    groups: dict[Any, list[int]] = {}
+    for i, shape in enumerate(shapes):
+        groups.setdefault(tuple(sorted(shape)), []).append(i)
+    return list(groups.values())
+
+
+def wide(X: Stack) -> Stack:
+    """The matrices, or their transposes if they have more rows than columns."""
+    return X.mT if X.shape[1] > X.shape[2] else X
+
+
+def cut(X: Array, lengths: Sequence[int]) -> list[Array]:
+    """The consecutive parts of a stack."""
+    found, start = [], 0
+    for length in lengths:
+        found.append(lax.slice_in_dim(X, start, start + length))
+        start += length
+    return found

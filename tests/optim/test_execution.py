@@ -1,0 +1,294 @@
+"""Laws of matrices in stacks and in the hands of owners: the same, wherever done."""
+
+import re
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import pliax as px
+
+
+MatrixAxes = px.optim.MatrixAxes
+P = jax.sharding.PartitionSpec
+RATE = 0.02
+COLLECTIVES = r" (all-to-all|all-gather|all-reduce|collective-permute)(?:-start)?\("
+
+
+def mesh_of(kind="Auto", **sizes):
+    axis_types = (getattr(jax.sharding.AxisType, kind),) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=axis_types)
+
+
+def array(seed, *shape, dtype=jnp.float32):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def gpt(layers=3, width=16):
+    """Matrices of two shapes, one of them both ways."""
+    shapes = {"q": (width, width), "up": (width, 2 * width), "down": (2 * width, width)}
+    return {
+        f"{name}{i}": array(i, *shape)
+        for i in range(layers)
+        for name, shape in shapes.items()
+    }
+
+
+def placed(tree, mesh, spec):
+    return jax.device_put(tree, jax.NamedSharding(mesh, spec))
+
+
+def run(tx, params, steps=1):
+    """The parameters after some steps on gradients that differ from them."""
+
+    @jax.jit
+    def step(params, state):
+        grads = jax.tree.map(lambda W: 2 * W + 1, params)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = tx.init(params)
+    for _ in range(steps):
+        params, state = step(params, state)
+    return params
+
+
+def collectives(tx, params):
+    """How many there are of each kind in one compiled step."""
+
+    def step(params, state):
+        updates, state = tx.update(params, state, params)
+        return optax.apply_updates(params, updates), state
+
+    compiled = jax.jit(step).lower(params, tx.init(params)).compile()
+    return Counter(re.findall(COLLECTIVES, str(compiled.as_text())))
+
+
+def assert_same(actual, expected):
+    """Equal but for a last place of the bfloat16 result of Newton-Schulz."""
+    for name, W in expected.items():
+        atol = RATE * 4 * 2.0**-7
+        np.testing.assert_allclose(actual[name], W, rtol=0, atol=atol, err_msg=name)
+
+
+def owner(mesh, axis=None, **options):
+    return px.optim.muon(RATE, execution="owner", mesh=mesh, axis=axis, **options)
+
+
+shapes = st.tuples(st.integers(1, 4), st.sampled_from([1, 3, 8]), st.integers(1, 9))
+
+
+@given(st.lists(shapes, min_size=1, max_size=5), st.sampled_from(["standard", "gram"]))
+@settings(max_examples=20)
+def test_stacked_is_per_matrix(shapes, method):
+    params = {str(i): array(i, *shape) for i, shape in enumerate(shapes)}
+    single, stacked = (
+        run(px.optim.muon(RATE, axes=MatrixAxes(2, 1, 0), execution=name), params)
+        for name in ("per_matrix", "stacked")
+    )
+    assert_same(stacked, single)
+
+
+def test_one_product_serves_all_matrices_of_a_shape():
+    def products(execution):
+        tx, params = px.optim.muon(RATE, execution=execution), gpt(layers=3)
+        jaxpr = jax.make_jaxpr(tx.update)(params, tx.init(params), params)
+        return str(jaxpr).count("dot_general")
+
+    assert products("per_matrix") == 9 * 3
+    assert products("stacked") == 2 * 3
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+@pytest.mark.parametrize("spec", [P(), P("fsdp"), P(None, "fsdp")])
+def test_owners_do_what_one_device_does(kind, spec):
+    mesh, params = mesh_of(kind, fsdp=8), gpt()
+    expected = run(px.optim.muon(RATE), params, steps=3)
+    with jax.set_mesh(mesh):
+        got = run(owner(mesh), placed(params, mesh, spec), steps=3)
+    assert_same(got, expected)
+    for W in got.values():
+        assert W.sharding.is_equivalent_to(jax.NamedSharding(mesh, spec), 2)
+
+
+specs = st.sampled_from([P(), P("x"), P(None, "x"), P("y"), P(("x", "y")), P("y", "x")])
+
+
+@pytest.mark.slow
+@given(
+    st.lists(st.tuples(shapes, specs, st.permutations(range(3))), max_size=4),
+    st.sampled_from(["x", "y", ("x", "y"), ("y", "x")]),
+    st.sampled_from(["standard", "gram"]),
+)
+@settings(max_examples=20)
+def test_owners_serve_every_sharding(cases, axis, method):
+    mesh, params, axes = mesh_of(x=4, y=2), {}, {}
+    for i, ((count, rows, columns), spec, order) in enumerate(cases):
+        shape = [0, 0, 0]
+        for size, place in zip((8 * count, 8 * rows, 8 * columns), order, strict=True):
+            shape[place] = size
+        batch, second, third = (int(place) for place in order)
+        axes[str(i)] = MatrixAxes(third, second, batch)
+        params[str(i)] = placed(array(i, *shape), mesh, spec)
+    options = {"axes": axes, "ns_method": method}
+    expected = run(px.optim.muon(RATE, execution="stacked", **options), params)
+    assert_same(run(owner(mesh, axis, **options), params), expected)
+
+
+def test_sharded_matrices_travel_there_and_back_once_for_each_shape():
+    mesh = mesh_of(fsdp=8)
+    for spec in (P("fsdp"), P(None, "fsdp")):
+        found = collectives(owner(mesh), placed(gpt(), mesh, spec))
+        assert found == {"all-to-all": 2 * 2}
+
+
+def test_both_shardings_of_a_shape_travel_together():
+    mesh, params = mesh_of(fsdp=8), gpt()
+    params = {
+        name: placed(W, mesh, P("fsdp") if name < "q" else P(None, "fsdp"))
+        for name, W in params.items()
+    }
+    assert collectives(owner(mesh), params) == {"all-to-all": 2 * 2}
+
+
+def test_whole_matrices_are_gathered_once_for_each_shape():
+    mesh = mesh_of(data=8)
+    found = collectives(owner(mesh), placed(gpt(), mesh, P()))
+    assert found == {"all-gather": 2}
+
+
+def test_layers_on_different_devices_do_not_travel():
+    mesh = mesh_of(fsdp=8)
+    params = placed({"scan": array(0, 16, 8, 24)}, mesh, P("fsdp"))
+    tx = owner(mesh, axes=MatrixAxes(2, 1, 0))
+    assert not collectives(tx, params)
+    single = px.optim.muon(RATE, axes=MatrixAxes(2, 1, 0))
+    assert_same(run(tx, params), run(single, {"scan": array(0, 16, 8, 24)}))
+
+
+def test_more_owners_than_matrices():
+    mesh, params = mesh_of(fsdp=8), {"only": array(0, 16, 24)}
+    got = run(owner(mesh), placed(params, mesh, P("fsdp")))
+    assert_same(got, run(px.optim.muon(RATE), params))
+
+
+def test_parts_of_a_sharded_projection():
+    mesh, axes = mesh_of(fsdp=8), MatrixAxes(1, 0, split=(16, 8, 8))
+    params = {"qkv": array(0, 16, 32)}
+    expected = run(px.optim.muon(RATE, axes=axes), params)
+    for spec in (P("fsdp"), P(None, "fsdp"), P()):
+        got = run(owner(mesh, axes=axes), placed(params, mesh, spec))
+        assert_same(got, expected)
+
+
+def test_one_device_and_eager_calls_need_no_mesh_around_them():
+    mesh, params = mesh_of(fsdp=8), gpt(layers=1)
+    tx, expected = owner(mesh), run(px.optim.muon(RATE), params)
+    assert_same(run(tx, params), expected)
+    grads = jax.tree.map(lambda W: 2 * W + 1, params)
+    eager, _ = tx.update(grads, tx.init(params), params)
+    assert_same(optax.apply_updates(params, eager), expected)
+
+
+@pytest.mark.parametrize("execution", ["stacked", "owner"])
+def test_nan_stays_with_its_matrix(execution):
+    mesh = mesh_of(fsdp=8)
+    is_owned = execution == "owner"
+    tx = px.optim.muon(RATE, execution=execution, mesh=mesh if is_owned else None)
+    params = gpt(layers=2)
+    params = {**params, "q1": params["q1"].at[3, 2].set(jnp.nan)}
+    got = run(tx, placed(params, mesh, P("fsdp")))
+    for name, W in got.items():
+        assert jnp.isnan(W).all() if name == "q1" else jnp.isfinite(W).all(), name
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_narrow_parameters_with_owners(dtype):
+    mesh = mesh_of(fsdp=8)
+    params = {name: W.astype(dtype) for name, W in gpt(layers=1).items()}
+    tx, single = owner(mesh), px.optim.muon(RATE)
+    got, expected = (
+        jax.jit(t.update)(p, t.init(p), p)[0]
+        for t, p in ((tx, placed(params, mesh, P("fsdp"))), (single, params))
+    )
+    for name, U in expected.items():
+        assert got[name].dtype == dtype
+        error = jnp.abs(got[name].astype(jnp.float32) - U.astype(jnp.float32)).max()
+        assert error <= RATE * 2.0**-5
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_traced_hyperparameters_reach_the_owners():
+    mesh, params = mesh_of(fsdp=8), gpt(layers=1)
+    inject = optax.inject_hyperparams(px.optim.muon, static_args=("mesh",))
+    tx = inject(RATE, mesh=mesh, ns_steps=3, eps=1e-3)
+    got = run(tx, placed(params, mesh, P("fsdp")))
+    assert_same(got, run(px.optim.muon(RATE, ns_steps=3, eps=1e-3), params))
+
+
+def test_a_mesh_means_owners():
+    mesh = mesh_of(fsdp=8)
+    found = collectives(px.optim.muon(RATE, mesh=mesh), placed(gpt(), mesh, P("fsdp")))
+    assert found == {"all-to-all": 2 * 2}
+
+
+def test_a_sharded_checkpoint_continues_on_one_device(tmp_path):
+    mesh, params = mesh_of(fsdp=8), gpt(layers=1)
+    tx, single = owner(mesh), px.optim.muon(RATE)
+    sharded = placed(params, mesh, P("fsdp"))
+    _, state = jax.jit(tx.update)(sharded, tx.init(sharded), sharded)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", state)
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    like = jax.eval_shape(single.init, params)
+    like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), like
+    )
+    with ocp.StandardCheckpointer() as checkpointer:
+        restored = checkpointer.restore(tmp_path / "state", like)
+    jax.tree.map(np.testing.assert_array_equal, restored, state)
+    first, _ = jax.jit(single.update)(params, restored, params)
+    second, _ = jax.jit(tx.update)(sharded, state, sharded)
+    assert_same(first, second)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"execution": "fast"},
+            "'auto', 'per_matrix', 'stacked', 'owner' but is: 'fas",
+        ),
+        (
+            {"execution": "owner"},
+            "needs to know whose devices own matrices: pass mesh=",
+        ),
+        ({"mesh": "xy"}, r"mesh has the axes \('x', 'y'\): say with axis="),
+        ({"mesh": "xy", "axis": "z"}, r"axis names 'z', .* the axes \('x', 'y'\)"),
+        ({"mesh": "xy", "axis": ("x", "z")}, "axis names 'z'"),
+        (
+            {"mesh": "xy", "execution": "stacked"},
+            "mesh and axis are for execution='own",
+        ),
+        ({"axis": "x"}, "mesh and axis are for execution='owner'"),
+    ],
+)
+def test_owners_that_cannot_be_are_refused(options, message):
+    if "mesh" in options:
+        options = {**options, "mesh": mesh_of(x=4, y=2)}
+    with pytest.raises(ValueError, match=message):
+        px.optim.muon(**options)
+
+
+def test_parameters_on_another_mesh_are_refused():
+    tx = owner(mesh_of(fsdp=8))
+    params = placed(gpt(layers=1), mesh_of(data=8), P("data"))
+    with pytest.raises(
+        Exception, match="axis 'fsdp', but the parameters lie on a mesh"
+    ):
+        run(tx, params)
