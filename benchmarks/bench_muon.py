@@ -63,13 +63,17 @@ def rival(name: str, tx: Any, params: Any, grads: Any) -> harness.Rival:
 
 def case(width: int, layers: int) -> harness.Case:
     params, grads = tree(width, layers, seed=0), tree(width, layers, seed=1)
-    ours = px.optim.muon(RATE, DECAY)
+    ours = {
+        "pliax": px.optim.muon(RATE, DECAY),
+        "pliax, stacked": px.optim.muon(RATE, DECAY, execution="stacked"),
+        "pliax, gram": px.optim.muon(RATE, DECAY, ns_method="gram"),
+    }
     optax_muon = optax.contrib.muon(RATE, weight_decay=DECAY)
     return harness.Case(
         f"d={width}",
         lambda: oracle(params, grads),
         (
-            rival("pliax", ours, params, grads),
+            *(rival(name, tx, params, grads) for name, tx in ours.items()),
             rival("optax", optax_muon, params, grads),
             rival("optax, bfloat16 gradients", _in_bfloat16(optax_muon), params, grads),
         ),

@@ -31,7 +31,7 @@ NAMES = {
     },
     px.distributed: {"data_parallel_mesh", "distribute"},
     px.ragged: {"Ragged", "boolean_mask", "nonzero", "repeat", "unique"},
-    px.optim: {"MatrixAxes", "labels", "muon", "scale_by_muon"},
+    px.optim: {"MatrixAxes", "labels", "muon", "mup", "scale_by_muon"},
 }  # fmt: skip
 NAMESPACES = {"core", "distributed", "kernels", "optim", "ragged", "transforms"}
 NEVER_LOADED = (

@@ -212,7 +212,7 @@ def scale_by_muon(
     iteration = choose_iteration(
         ns_coefficients, ns_steps, eps, method=ns_method, dtype=ns_dtype
     )
-    ratio, default = _shape_ratio(adjust_lr_fn), _layout(layout)
+    ratio, default = shape_ratio(adjust_lr_fn), layout_axes(layout)
     run = choose_execution(execution, mesh, axis)
 
     def init(params: Any) -> MuonState:
@@ -305,7 +305,7 @@ def _scalar(value: ArrayLike, like: Array) -> Array:
     return jnp.reshape(jnp.asarray(value), ()).astype(like.dtype)
 
 
-def _shape_ratio(adjust_lr_fn: str | None) -> Callable[[int, int], float]:
+def shape_ratio(adjust_lr_fn: str | None) -> Callable[[int, int], float]:
     """The factor of an update by the rows A and columns B of its matrix."""
     if adjust_lr_fn is not None and adjust_lr_fn not in _RATIOS:
         raise ValueError(
@@ -316,7 +316,8 @@ def _shape_ratio(adjust_lr_fn: str | None) -> Callable[[int, int], float]:
     return lambda A, B: ratio(A, B) if A and B else 1.0
 
 
-def _layout(layout: str) -> MatrixAxes:
+def layout_axes(layout: str) -> MatrixAxes:
+    """The axes of a two-dimensional leaf in a layout."""
     if layout not in LAYOUTS:
         raise ValueError(
             f"layout should be 'in_out' (JAX kernels) or 'out_in' (torch weights) "
@@ -341,10 +342,8 @@ def _check_at_least_zero(name: str, value: Any) -> None:
         raise ValueError(f"{name} should be >= 0 but is: {value}")
 
 
-def _axes_of_leaves(
-    axes: Any, default: MatrixAxes, tree: Any, prefix: str
-) -> list[MatrixAxes]:
-    """The axes of each leaf, which must be real and of their rank."""
+def axes_of(axes: Any, tree: Any) -> list[Any]:
+    """What a prefix of a tree, or a function of it, says of each leaf; or None."""
     spec = axes(tree) if callable(axes) else axes
     is_spec = lambda x: x is None or isinstance(x, MatrixAxes)  # noqa: E731
     try:
@@ -355,11 +354,17 @@ def _axes_of_leaves(
             "MatrixAxes for all leaves, or a tree of the same structure with a "
             "MatrixAxes or None where a subtree or leaf stands."
         ) from None
+    return jax.tree.leaves(full, is_leaf=is_spec)
+
+
+def _axes_of_leaves(
+    axes: Any, default: MatrixAxes, tree: Any, prefix: str
+) -> list[MatrixAxes]:
+    """The axes of each leaf, which must be real and of their rank."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    found = jax.tree.leaves(full, is_leaf=is_spec)
     return [
         _checked_axes(path, leaf, a, default, prefix)
-        for (path, leaf), a in zip(leaves, found, strict=True)
+        for (path, leaf), a in zip(leaves, axes_of(axes, tree), strict=True)
     ]
 
 
