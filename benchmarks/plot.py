@@ -59,7 +59,8 @@ def _bars(axis: Any, case: str, rows: list[dict[str, Any]]) -> None:
     """One bar a rival, its samples as dots, its error written beside it."""
     heights = np.arange(len(rows))[::-1]
     medians = [row["median_ms"] for row in rows]
-    axis.barh(heights, medians, color=COLOURS[: len(rows)], height=0.6)
+    colours = [COLOURS[not row["rival"].startswith("pliax")] for row in rows]
+    axis.barh(heights, medians, color=colours, height=0.6)
     for height, row in zip(heights, rows, strict=True):
         samples = row["samples_ms"]
         axis.plot(samples, [height] * len(samples), "k.", markersize=2, alpha=0.5)
