@@ -41,7 +41,7 @@ def report(backends: Mapping[str, Probe] | None = None) -> str:
         The report. A probe that raises counts as not working, its exception being
         the reason.
 
-    Example:
+    Examples:
         >>> from pliax.info import report
         >>> text = report({"xla": lambda: None, "mosaic_gpu": lambda: "no GPU"})
         >>> print(text[text.index("kernel backends") :])

@@ -241,7 +241,7 @@ def sym_and(*conditions: Any) -> Any:
     Args:
         *conditions: comparisons of sizes, and plain truth values.
 
-    Example:
+    Examples:
         >>> import pliax as px
         >>> px.sym_and(True, 3 < 4)
         True
@@ -336,7 +336,7 @@ def check(condition: Any, message: str = "") -> None:
     Raises:
         ValueError: where it does not hold for the sizes at hand.
 
-    Example:
+    Examples:
         >>> import pliax as px
         >>> px.check(3 < 4, "three is less than four")
     """

@@ -66,7 +66,7 @@ class Generator:
         TypeError: if the seed is no integer.
         ValueError: if the seed has an axis or does not fit in 64 bits.
 
-    Example:
+    Examples:
         >>> gen = Generator(0)
         >>> gen, x = gen.uniform((2, 3))
         >>> gen, y = gen.randint((3,), 0, 10)

@@ -119,7 +119,7 @@ def close(
     Raises:
         TypeError: If the function does not return exactly one array.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> index = jax.ShapeDtypeStruct((), jnp.int32)
         >>> def lookup(table):

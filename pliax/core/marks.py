@@ -22,7 +22,7 @@ class Dim:
         multiple_of: what every size is a multiple of.
         hint: the size to decide branches by, where it is not that of the first call.
         buckets: the lengths that arrays get: "geometric" (at most 14 from min to max),
-          a list, a function of the size, or None for an executable of each size.
+            a list, a function of the size, or None for an executable of each size.
         specialize_on: conditions on the size that get an executable of their own.
         histogram: how often each size occurs; places geometric buckets.
 
@@ -32,7 +32,7 @@ class Dim:
         ValueError: where the numbers contradict each other.
         TypeError: where one has the wrong type.
 
-    Example:
+    Examples:
         >>> Dim("t", max=4096, multiple_of=8).constraints
         ('mod(t, 8) == 0',)
     """
@@ -214,7 +214,7 @@ def dynamic(x: Any, *axes: Any) -> Marked:
         x: an array, as it is passed to a function of `px.compile`.
         *axes: which axes; all if none is named.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> import pliax as px
         >>> total = px.compile(jnp.sum)

@@ -43,7 +43,7 @@ class Ragged:
             does not move it.
         excess: the error where `size` is more than the bound; empty where it cannot be.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> import pliax as px
         >>> x = jnp.array([3.0, -1.0, 2.0, -5.0])

@@ -18,8 +18,8 @@ def data_parallel_mesh(
 
     Args:
         devices: the devices in mesh order. All devices of the default backend by
-          default, those of other processes included, in the order that suits the
-          interconnect.
+            default, those of other processes included, in the order that suits the
+            interconnect.
         axis_name: the name of the axis in a PartitionSpec.
 
     Returns:
@@ -28,7 +28,7 @@ def data_parallel_mesh(
     Raises:
         ValueError: if devices is empty or names a device twice.
 
-    Example:
+    Examples:
         >>> from pliax.distributed import data_parallel_mesh
         >>> mesh = data_parallel_mesh()
         >>> mesh.axis_names

@@ -22,18 +22,18 @@ def distribute(tree: Any, mesh: jax.sharding.Mesh, spec: Any) -> Any:
         tree: a pytree of arrays.
         mesh: where to, for example ``data_parallel_mesh()``.
         spec: one ``PartitionSpec`` for all leaves, or a pytree prefix of ``tree`` with
-          a PartitionSpec, or None for replication, at each leaf.
+            a PartitionSpec, or None for replication, at each leaf.
 
     Returns:
         The pytree, placed.
 
     Raises:
         TypeError: if spec holds something other than a PartitionSpec or None, or tree
-          holds something that is not an array.
+            holds something that is not an array.
         ValueError: if spec is no prefix of tree, is longer than the rank of an array,
-          names an axis that the mesh does not have, or splits a dimension unevenly.
+            names an axis that the mesh does not have, or splits a dimension unevenly.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from pliax.distributed import data_parallel_mesh, distribute
         >>> mesh = data_parallel_mesh()

@@ -37,7 +37,7 @@ class MatrixAxes:
     Raises:
         ValueError: where an axis is named twice, or split holds a size below 1.
 
-    Example:
+    Examples:
         >>> stacked = MatrixAxes(rows=2, columns=1, batch=0)  # [layers, in, out]
         >>> heads = MatrixAxes(rows=(1, 2), columns=0)  # [in, heads, channels]
         >>> fused = MatrixAxes(rows=1, columns=0, split=(512, 128, 128))  # q, k, v

@@ -127,7 +127,7 @@ def muon(
             a leaf that is not a real matrix; at `update` without ``params`` if
             there is weight decay.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> params = {"kernel": jnp.eye(4)}
         >>> tx = muon(learning_rate=0.02)
@@ -198,7 +198,7 @@ def scale_by_muon(
     Raises:
         ValueError: As `muon`.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> tx = scale_by_muon(adjust_lr_fn="match_rms_adamw")
         >>> updates, _ = tx.update(jnp.zeros((2, 3)), tx.init(jnp.zeros((2, 3))))

@@ -136,7 +136,7 @@ def mup(
         ValueError: if the trees or ranks differ, a leaf of three and more axes has no
             axes, or an option is none of those above.
 
-    Example:
+    Examples:
         >>> import optax
         >>> import jax.numpy as jnp
         >>> def shapes(width):

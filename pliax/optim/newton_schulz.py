@@ -161,7 +161,7 @@ def choose_iteration(
             is not an integer in [0, 100), or is traced with "gram", or the method or
             the dtype is not one of those above.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> choose_iteration()(jnp.array([[3.0, 0.0], [0.0, 3.0]])).shape
         (2, 2)

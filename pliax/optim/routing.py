@@ -94,7 +94,7 @@ def labels(params: Any, *, rules: Iterable[Any] = ()) -> Any:
     Raises:
         ValueError: If a rule is malformed, or listing every path without a role.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> params = {"wte": jnp.ones((9, 4)), "q_proj": {"kernel": jnp.ones((4, 4))}}
         >>> labels(params)

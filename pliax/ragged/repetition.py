@@ -45,7 +45,7 @@ def repeat(
         ValueError: if their shape is not that of the axis; if one is negative or they
             add up to more than the bound, where and when that is known.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> import pliax as px
         >>> x, repeats = jnp.array([1, 2, 3]), jnp.array([2, 0, 1])

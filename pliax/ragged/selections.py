@@ -42,7 +42,7 @@ def boolean_mask(x: Any, mask: Any, axis: Any = 0, *, specialize_on: Any = ()) -
         TypeError: if the mask does not hold booleans, or `specialize_on` no functions.
         ValueError: if its shape is not that of the axes.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> import pliax as px
         >>> f = px.compile(lambda x: px.ragged.boolean_mask(x, x > 0).mean())
@@ -77,7 +77,7 @@ def nonzero(x: Any, *, specialize_on: Any = ()) -> tuple[Any, ...]:
     Raises:
         ValueError: for a scalar.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> import pliax as px
         >>> rows, columns = px.ragged.nonzero(jnp.array([[0, 7], [8, 9]]))
@@ -127,7 +127,7 @@ def unique(
         order of the options. What is as long as they are has one size with them, at
         most the number of elements of `x`; see :func:`boolean_mask`.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> import pliax as px
         >>> x = jnp.array([5, 2, 5, 5])

@@ -20,19 +20,19 @@ class Stats:
     Attributes:
         calls: calls that returned.
         traces: how often Python ran the function to trace it, inside and outside other
-          transformations, whether or not the trace succeeded.
+            transformations, whether or not the trace succeeded.
         compilations: executables built. Inside another transformation (jit, grad,
-          vmap) the executable belongs to that transformation and is not counted here.
+            vmap) the executable belongs to that transformation and is not counted here.
         call_seconds: seconds in calls, without the three below. JAX dispatches
-          asynchronously: this is the time until control came back. Of calls of known
-          sizes the 1st, 3rd, 5th, 9th, ... and then each 1024th is timed, and stands
-          for those until the next.
+            asynchronously: this is the time until control came back. Of calls of known
+            sizes the 1st, 3rd, 5th, 9th, ... and then each 1024th is timed, and stands
+            for those until the next.
         trace_seconds: seconds from Python to a jaxpr.
         lower_seconds: seconds from the jaxpr to StableHLO.
         compile_seconds: seconds in XLA.
         waste: the share of elements along dynamic sizes that were padding, over all
-          calls: of an array with each dynamic size as one axis, how much of its bucket
-          was not filled. 0 where nothing was padded.
+            calls: of an array with each dynamic size as one axis, how much of its
+            bucket was not filled. 0 where nothing was padded.
         groups: the same statistics for each size class named by ``dims``.
     """
 

@@ -375,12 +375,12 @@ class CompiledFunction(Dispatched):
 
         Args:
             path: of a JSON file, which is made where there is none. By default the
-              file that `decisions` named.
+                file that `decisions` named.
 
         Raises:
             ValueError: where no path is known, or the file holds something else.
 
-        Example:
+        Examples:
             >>> import jax.numpy as jnp, pathlib, tempfile
             >>> import pliax as px
             >>> path = pathlib.Path(tempfile.mkdtemp(), "decisions.json")
@@ -442,29 +442,29 @@ def compile(
 
     Args:
         f: the function; arguments and results are pytrees of arrays. Without it, a
-          decorator is returned.
+            decorator is returned.
         dims: names for dynamic sizes, from a parameter name (or a path such as
-          ``"batch['tokens']"``) to a shape such as ``"b, t, _"``, ``"2*b, ..."``, to
-          ``{axis: Dim(...)}``, or to a pytree of those. One shape holds for every array
-          below the path. A named size must not become a constant.
+            ``"batch['tokens']"``) to a shape such as ``"b, t, _"``, ``"2*b, ..."``, to
+            ``{axis: Dim(...)}``, or to a pytree of those. One shape holds for every
+            array below the path. A named size must not become a constant.
         where: conditions on named sizes, ``"t <= 4096"`` or ``"b % 8 == 0"``.
         dynamic: which other sizes, and Python integers, are dynamic. None (default):
-          those that change from call to call; True: all at once; False: none, one
-          program for each.
+            those that change from call to call; True: all at once; False: none, one
+            program for each.
         padding: "auto" (default) pads where that is exact; "require" makes a refusal an
-          error; "never" compiles each size from the one trace.
+            error; "never" compiles each size from the one trace.
         recompile_limit: how many traces are normal. More give a warning, once.
         on_limit: "warn", or "raise" a RecompileLimitError.
         donate_argnums: positions of arguments whose buffers the result may reuse; they
-          are deleted by the call. None (or ``()``) by default, because a donated
-          argument cannot be read again.
+            are deleted by the call. None (or ``()``) by default, because a donated
+            argument cannot be read again.
         static_argnames: names of hashable arguments that are part of the function: each
-          value, with its type, compiles on its own. None (or ``()``) by default.
+            value, with its type, compiles on its own. None (or ``()``) by default.
         decisions: the path of a file that `save_decisions` wrote in an earlier run, or
-          will write: the sizes that changed then are dynamic from the first call on,
-          as if marked by `px.maybe_dynamic`, and buckets between a smallest and a
-          largest size are placed by the sizes seen. None (default): every process
-          finds out for itself.
+            will write: the sizes that changed then are dynamic from the first call on,
+            as if marked by `px.maybe_dynamic`, and buckets between a smallest and a
+            largest size are placed by the sizes seen. None (default): every process
+            finds out for itself.
 
     Returns:
         A :class:`CompiledFunction`, or a decorator that makes one.
@@ -472,9 +472,9 @@ def compile(
     Raises:
         TypeError: if f is not callable, or an option has the wrong type.
         ValueError: if dims, where, donate_argnums or static_argnames do not fit, or the
-          file of decisions is none.
+            file of decisions is none.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> import pliax as px
         >>> @px.compile(dims={"x": "b, _"})

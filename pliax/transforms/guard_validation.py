@@ -75,9 +75,9 @@ def validate_guards(target: Any, *, timeout: int = _TIMEOUT) -> GuardReport:
 
     Args:
         target: a function of :func:`compile`, all of whose traces are looked at, or one
-          of its `traces`.
+            of its `traces`.
         timeout: how long Z3 may think about one decision, in milliseconds. Most need
-          less than one; products of sizes may need many.
+            less than one; products of sizes may need many.
 
     Returns:
         A :class:`GuardReport`.
@@ -87,7 +87,7 @@ def validate_guards(target: Any, *, timeout: int = _TIMEOUT) -> GuardReport:
         ImportError: where Z3 is missing: `pip install "pliax[verify]"`.
         TypeError: where the target has no traces.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> import pliax as px
         >>> @px.compile(dims={"x": "t"}, where="t <= 4096")

@@ -107,14 +107,14 @@ def infer_sizes(
     Args:
         f: the function. It is traced once, or more often, for each class.
         *args: arguments, arrays or `jax.ShapeDtypeStruct`s, as an example of a call;
-          any sizes that fit `dims` will do. Python numbers are
-          part of the function.
+            any sizes that fit `dims` will do. Python numbers are
+            part of the function.
         dims: names of sizes, from a parameter name or path to a shape ("b, t, _"), as
-          in :func:`compile`. A `Dim` says which sizes there are.
+            in :func:`compile`. A `Dim` says which sizes there are.
         where: what is known of the sizes, "t <= 4096" or "b % 8 == 0".
         limit: the most traces. JAX distinguishes more sizes than the result shows, so
-          there are more traces than classes; a function that reads a size as a number
-          (`range(n)`) has a class for each value.
+            there are more traces than classes; a function that reads a size as a number
+            (`range(n)`) has a class for each value.
 
     Returns:
         :class:`SizeClasses`. They are complete, or `note` says what may be missing.
@@ -124,7 +124,7 @@ def infer_sizes(
         TypeError: where an argument is missing, or one too many.
         ValueError: where dims does not fit the arguments, or no sizes satisfy `where`.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> import pliax as px
         >>> def f(x, y):

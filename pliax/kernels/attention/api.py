@@ -243,7 +243,7 @@ def flex_attention(
         TypeError: If an argument is of the wrong kind, dtype or signature.
         NotImplementedError: If the named implementation refuses the arguments.
 
-    Example:
+    Examples:
         >>> import jax, pliax as px
         >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 8, 2, 4))
         >>> causal = px.create_block_mask(lambda b, h, q, k: q >= k, None, None, 8, 8)

@@ -81,7 +81,7 @@ class BlockMask:
             from it (`create_block_mask`). True where the lists are part of it
             (`from_kv_blocks`, `with_mask_mod`): see `visible`.
 
-    Example:
+    Examples:
         >>> import pliax as px
         >>> mask = px.create_block_mask(lambda b, h, q, k: q >= k, None, None, 384, 384)
         >>> print(mask)
@@ -146,7 +146,7 @@ class BlockMask:
                 outside.
             TypeError: If an array is not int32.
 
-        Example:
+        Examples:
             >>> import jax.numpy as jnp, pliax as px
             >>> num = jnp.array([[[1, 2]]], jnp.int32)
             >>> indices = jnp.array([[[[1, 0], [0, 1]]]], jnp.int32)
@@ -191,7 +191,7 @@ class BlockMask:
 
         Its entries are blocks, not scores; those are `create_mask(mask.visible, ...)`.
 
-        Example:
+        Examples:
             >>> import pliax as px
             >>> mask = px.create_block_mask(
             ...     lambda b, h, q, k: q >= k, None, None, 256, 256
@@ -292,7 +292,7 @@ class BlockMask:
                 they say nothing of the blocks to come.
             TypeError: If a length is no integer.
 
-        Example:
+        Examples:
             >>> import pliax as px
             >>> mask = px.create_block_mask(
             ...     lambda b, h, q, k: q >= k, None, None, 256, 256
@@ -460,7 +460,7 @@ def create_block_mask(
         TypeError: If a size is no integer, or if `mask_mod` has the wrong number of
             arguments or does not return one bool.
 
-    Example:
+    Examples:
         >>> import pliax as px
         >>> mask = px.create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256)
         >>> mask.kv_num_blocks.tolist(), mask.full_kv_num_blocks.tolist()
@@ -530,7 +530,7 @@ def create_mask(
         TypeError: If a size is no integer, or if `mask_mod` has the wrong number of
             arguments or does not return one bool.
 
-    Example:
+    Examples:
         >>> from pliax.kernels.attention.block_mask import create_mask
         >>> create_mask(lambda b, h, q, k: q >= k, None, None, 2, 3)[0, 0].tolist()
         [[True, False, False], [True, True, False]]

@@ -56,7 +56,7 @@ def classify(
     Returns:
         (some, every) by block. A block that reaches beyond the end is never in `every`.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp
         >>> from pliax.core.jaxprs import close
         >>> index = jax.ShapeDtypeStruct((), jnp.int32)
@@ -96,7 +96,7 @@ def decide(
         (certain, possible) by block, looking only at scores inside the lengths. Where
         they are equal the block is decided.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp
         >>> from pliax.core.jaxprs import close
         >>> index = jax.ShapeDtypeStruct((), jnp.int32)

@@ -30,7 +30,7 @@ def draw(
         pictures: Title and states of each; all of one shape.
         block_size: Queries and keys of a block, for the legend.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> print(draw([("causal", np.tril(np.full((3, 3), 2)) - np.eye(3, dtype=int))],
         ...            (128, 128)))

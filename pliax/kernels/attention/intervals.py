@@ -96,7 +96,7 @@ def bounds(
         (certain, possible): True where all scores are proven visible; False where all
         are proven masked.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp
         >>> from pliax.core.jaxprs import close
         >>> index = jax.ShapeDtypeStruct((), jnp.int32)

@@ -46,7 +46,7 @@ def noop_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         q_idx: Position of the query.
         kv_idx: Position of the key.
 
-    Example:
+    Examples:
         >>> from pliax.kernels import masks
         >>> bool(masks.noop_mask(0, 0, 0, 3))
         True
@@ -63,7 +63,7 @@ def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         q_idx: Position of the query.
         kv_idx: Position of the key.
 
-    Example:
+    Examples:
         >>> from pliax.kernels import masks
         >>> [[int(masks.causal(0, 0, q, k)) for k in range(3)] for q in range(3)]
         [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
@@ -86,7 +86,7 @@ def and_masks(*mask_mods: Any) -> MaskMod:
     Raises:
         TypeError: If there is none, or one is no function of four indices.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> from pliax.kernels import masks
         >>> mask = masks.and_masks(masks.causal, masks.padding(jnp.asarray([2])))
@@ -109,7 +109,7 @@ def or_masks(*mask_mods: Any) -> MaskMod:
     Raises:
         TypeError: If there is none, or one is no function of four indices.
 
-    Example:
+    Examples:
         >>> from pliax.kernels import masks
         >>> mask = masks.or_masks(masks.causal, lambda b, h, q, k: k < 2)
         >>> [[int(mask(0, 0, q, k)) for k in range(3)] for q in range(3)]
@@ -130,7 +130,7 @@ def not_mask(mask_mod: Any) -> MaskMod:
     Raises:
         TypeError: If it is no function of four indices.
 
-    Example:
+    Examples:
         >>> from pliax.kernels import masks
         >>> mask = masks.not_mask(masks.causal)
         >>> [[int(mask(0, 0, q, k)) for k in range(3)] for q in range(3)]
@@ -155,7 +155,7 @@ def with_offset(mask_mod: Any, offset: Any) -> MaskMod:
         TypeError: If `mask_mod` is no mask_mod, or `offset` no integer.
         ValueError: If `offset` has more than one axis.
 
-    Example:
+    Examples:
         >>> from pliax.kernels import masks
         >>> step = masks.with_offset(masks.causal, 2)
         >>> [int(step(0, 0, 0, k)) for k in range(4)]
@@ -186,7 +186,7 @@ def sliding_window(window: Any) -> MaskMod:
         TypeError: If a width is no integer.
         ValueError: If the window is below 1, a side below 0, or there are not two.
 
-    Example:
+    Examples:
         >>> from pliax.kernels import masks
         >>> causal, both = masks.sliding_window(2), masks.sliding_window((1, 1))
         >>> [[int(causal(0, 0, q, k)) for k in range(4)] for q in range(3)]
@@ -215,7 +215,7 @@ def dilated(window: Any, dilation: Any) -> MaskMod:
         TypeError: If a number is no integer.
         ValueError: If window or dilation is below 1, or a side below 0.
 
-    Example:
+    Examples:
         >>> from pliax.kernels import masks
         >>> mask = masks.dilated(2, 3)
         >>> [int(mask(0, 0, 7, k)) for k in range(9)]
@@ -245,7 +245,7 @@ def prefix_lm(prefix_length: Any) -> MaskMod:
         TypeError: If it is no integer.
         ValueError: If it is negative, or has more than one axis.
 
-    Example:
+    Examples:
         >>> from pliax.kernels import masks
         >>> mask = masks.prefix_lm(2)
         >>> [[int(mask(0, 0, q, k)) for k in range(4)] for q in range(4)]
@@ -273,7 +273,7 @@ def global_and_window(global_tokens: Any, window: Any) -> MaskMod:
         TypeError: If a number is no integer.
         ValueError: If `global_tokens` is negative, or the window below 1.
 
-    Example:
+    Examples:
         >>> from pliax.kernels import masks
         >>> mask = masks.global_and_window(1, 2)
         >>> [[int(mask(0, 0, q, k)) for k in range(5)] for q in range(4)]
@@ -325,7 +325,7 @@ def document(
         ValueError: If not exactly one description is given, if its rank is wrong, or if
             `total_length` is missing, superfluous or below 1.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> from pliax.kernels import masks
         >>> mask = masks.document(lengths=jnp.asarray([1, 2]), total_length=4)
@@ -367,7 +367,7 @@ def shared_prefix(
         TypeError: If an argument is no integer, or none of integers.
         ValueError: As `document`, and if `prefix_length` is negative.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> from pliax.kernels import masks
         >>> mask = masks.shared_prefix(1, jnp.asarray([0, 1, 1, 2]))
@@ -401,7 +401,7 @@ def padding(lengths: Any) -> MaskMod:
         TypeError: If it is no array of integers.
         ValueError: If its rank is not 1.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> from pliax.kernels import masks
         >>> mask = masks.padding(jnp.asarray([2, 3]))
@@ -430,7 +430,7 @@ def block_diffusion(length: Any, block: Any) -> MaskMod:
         TypeError: If a number is no integer.
         ValueError: If a number is below 1.
 
-    Example:
+    Examples:
         >>> from pliax.kernels import masks
         >>> mask = masks.block_diffusion(2, 1)
         >>> [[int(mask(0, 0, q, k)) for k in range(4)] for q in range(4)]
@@ -471,7 +471,7 @@ def neighborhood_2d(size: Any, kernel: Any) -> MaskMod:
         TypeError: If a number is no integer.
         ValueError: If there are not two, one is below 1, or a window exceeds the image.
 
-    Example:
+    Examples:
         >>> from pliax.kernels import masks
         >>> mask = masks.neighborhood_2d((2, 3), (1, 2))
         >>> [[int(mask(0, 0, q, k)) for k in range(6)] for q in range(3)]
@@ -497,7 +497,7 @@ def neighborhood_3d(size: Any, kernel: Any) -> MaskMod:
         ValueError: If there are not three, one is below 1, or a window exceeds the
             volume.
 
-    Example:
+    Examples:
         >>> from pliax.kernels import masks
         >>> mask = masks.neighborhood_3d((3, 1, 2), (2, 1, 1))
         >>> [[int(mask(0, 0, q, k)) for k in range(6)] for q in (0, 5)]

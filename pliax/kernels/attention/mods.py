@@ -48,7 +48,7 @@ def compose(*score_mods: Any) -> ScoreMod:
     Raises:
         TypeError: If there is none, or one is no function of a score and four indices.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> from pliax.kernels import mods
         >>> mod = mods.compose(mods.distance_decay(0.5), mods.soft_cap(2.0))
@@ -85,7 +85,7 @@ def with_offset(score_mod: Any, offset: Any) -> ScoreMod:
         TypeError: If `score_mod` is no score_mod, or `offset` no integer.
         ValueError: If `offset` has more than one axis.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> from pliax.kernels import mods
         >>> step = mods.with_offset(mods.distance_decay(1.0), jnp.asarray([5, 9]))
@@ -120,7 +120,7 @@ def alibi(slopes: Any) -> ScoreMod:
         TypeError: If it is neither an integer nor a floating array.
         ValueError: If the number of heads is below 1, or the array has not one axis.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> from pliax.kernels import mods
         >>> float(mods.alibi(8)(jnp.float32(1.0), 0, 1, 6, 2))
@@ -156,7 +156,7 @@ def alibi_slopes(num_heads: Any) -> Float[np.ndarray, " H"]:
         TypeError: If it is no integer.
         ValueError: If it is below 1.
 
-    Example:
+    Examples:
         >>> from pliax.kernels import mods
         >>> mods.alibi_slopes(4).tolist()
         [0.25, 0.0625, 0.015625, 0.00390625]
@@ -193,7 +193,7 @@ def distance_decay(rate: Any) -> ScoreMod:
         TypeError: If it is neither a real number nor a floating array.
         ValueError: If it is negative or not finite, or has more than one axis.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> from pliax.kernels import mods
         >>> float(mods.distance_decay(0.25)(jnp.float32(1.0), 0, 0, 2, 6))
@@ -226,7 +226,7 @@ def relative_bias(table: Any, *, max_distance: Any = None) -> ScoreMod:
         ValueError: If the table's rank is wrong, if R is even without max_distance, or
             if distance 0 is not in the table.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> from pliax.kernels import mods
         >>> mod = mods.relative_bias(jnp.asarray([-1.0, 0.0, 1.0]))
@@ -295,7 +295,7 @@ def t5_bias(
         TypeError: If the table is no floating array, or a number no integer.
         ValueError: If the table's shape is wrong, or there are too few buckets.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> from pliax.kernels import mods
         >>> bucket = mods.t5_bias(jnp.arange(32.0)[:, None])
@@ -380,7 +380,7 @@ def soft_cap(cap: Any) -> ScoreMod:
         TypeError: If it is neither a real number nor a floating array.
         ValueError: If it is not positive and finite, or has more than one axis.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> from pliax.kernels import mods
         >>> float(mods.soft_cap(2.0)(jnp.float32(100.0), 0, 0, 0, 0))
@@ -436,7 +436,7 @@ def dropout(generator: Any, rate: Any) -> ScoreMod:
         TypeError: If `generator` is no Generator, or `rate` no real number.
         ValueError: If `rate` is outside [0, 1), or `generator` is a batch.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, pliax as px
         >>> from pliax.kernels import mods
         >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 8, 2, 4))
@@ -528,7 +528,7 @@ def sinks(out: Any, lse: Any, logits: Any) -> Array:
         TypeError: If an argument is no floating array.
         ValueError: If the shapes do not fit together.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, pliax as px
         >>> from pliax.kernels import mods
         >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 8, 2, 4))

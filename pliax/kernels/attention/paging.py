@@ -70,7 +70,7 @@ class PagedCache:
         overflow: Whether a call under `jit` found no page for something; bool scalar.
         page_size: Tokens of a page.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, pliax as px
         >>> from pliax.kernels import paging
         >>> cache = paging.PagedCache.create(2, 8, 4, key_heads=1, head_dimension=4)

@@ -213,18 +213,19 @@ def pad(
 
     Args:
         f: a function of pytrees of arrays; derivatives belong inside of it. Or a jaxpr
-          that was traced for symbolic shapes, ``jax.make_jaxpr(f)(jax.ShapeDtypeStruct(
-          jax.export.symbolic_shape("b, t"), jnp.float32))``.
+            that was traced for symbolic shapes,
+            ``jax.make_jaxpr(f)(jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, t"),
+            jnp.float32))``.
         dims: names of sizes, from a parameter name or path to a shape ("b, t, _"), as
-          in :func:`compile`. The length an array has is the most its size can become.
-          A jaxpr has names of its own.
+            in :func:`compile`. The length an array has is the most its size can become.
+            A jaxpr has names of its own.
         where: what else is known of the sizes, "t % 8 == 0" or "a <= b".
         min: the smallest value of a size, 1 where nothing is said.
 
     Returns:
         A :class:`PaddedFunction`; call it with the true sizes, `sizes={"t": 5}`.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> import pliax as px
         >>> mean = px.pad(lambda x: x.mean(), dims={"x": "t"})
