@@ -226,7 +226,7 @@ def _gram(X: Float[Array, "*L M N"], iteration: NewtonSchulz) -> Float[Array, "*
 
 def _several_steps(X: Array, steps: range, iteration: NewtonSchulz) -> Array:
     def product(A: Array, B: Array) -> Array:
-        return iteration.round(_matmul(A, B))
+        return _matmul(A, B, A.dtype)  # half the memory that float32 sums would take
 
     R, Q = product(X, X.mT), None
     for i in steps:
@@ -242,8 +242,10 @@ def _several_steps(X: Array, steps: range, iteration: NewtonSchulz) -> Array:
 METHODS: dict[str, Method] = {"standard": _standard, "gram": _gram}
 
 
-def _matmul(A: Float[Array, "*L M K"], B: Float[Array, "*L K N"]) -> Array:
-    """Operands as they are, sums in float32 or wider.
+def _matmul(
+    A: Float[Array, "*L M K"], B: Float[Array, "*L K N"], dtype: Any = None
+) -> Array:
+    """Operands as they are, sums in float32 or wider, results so or rounded once.
 
     One form serves every platform: tensor cores want bfloat16 operands, and on a
     CPU this form took 0.6 of the time of float32 operands (d=512, 2 cores of a
@@ -253,7 +255,8 @@ def _matmul(A: Float[Array, "*L M K"], B: Float[Array, "*L K N"]) -> Array:
     narrow = jnp.finfo(A.dtype).bits < 32
     precision = lax.Precision.DEFAULT if narrow else lax.Precision.HIGHEST
     sums = jnp.float64 if A.dtype == jnp.float64 else jnp.float32
-    return jnp.matmul(A, B, precision=precision, preferred_element_type=sums)
+    kind = dtype or sums
+    return jnp.matmul(A, B, precision=precision, preferred_element_type=kind)
 
 
 def wide(X: Array) -> Array:
