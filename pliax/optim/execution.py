@@ -10,18 +10,22 @@ and in what travels between devices::
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 from jaxtyping import Array
+
+from pliax.core.manual_axes import varying_axes
 
 from .matrix_axes import MatrixAxes, matrices
 from .newton_schulz import NewtonSchulz
 from .ownership import Local, by_owners
-from .stacks import Stack, apply_to_stacks, by_shape, cut, wide
+from .stacks import Stack, apply_to_stacks, cut, grouped, wide
 
 
 EXECUTIONS = ("auto", "per_matrix", "stacked", "owner")
@@ -32,37 +36,49 @@ class Execution:
     """How matrices are orthogonalised.
 
     Attributes:
-        local: what one device does with stacks of matrices.
+        name: what one device does with stacks of matrices: "per_matrix", "stacked", or
+            "auto", which goes by the default backend.
         owners: the mesh axes whose devices own matrices; None where each device has
             its part in every product, or there is one.
     """
 
-    local: Local
+    name: str
     owners: tuple[str, ...] | None = None
 
     def __call__(
         self, leaves: Sequence[Array], axes: Sequence[MatrixAxes], how: NewtonSchulz
     ) -> list[Array]:
         """Each leaf orthogonalised, in the working dtype."""
+        results: list[Any] = [None] * len(leaves)
+        shardings = [jax.typeof(leaf).sharding for leaf in leaves]
+        meshes = [s.mesh if s.mesh.explicit_axes else None for s in shardings]
+        for numbers in grouped(meshes):
+            run: Any = functools.partial(self._run, [axes[i] for i in numbers], how)
+            if meshes[numbers[0]] is not None:
+                # JAX refuses products over dimensions that Explicit axes shard.
+                wanted = tuple(shardings[i] for i in numbers)
+                run = jax.sharding.auto_axes(run, out_sharding=wanted)
+            done = run(*(leaves[i] for i in numbers))
+            for i, x in zip(numbers, done, strict=True):
+                results[i] = x
+        return results
 
-        def run(*leaves: Array) -> tuple[Array, ...]:
-            rounded = [how.round(leaf) for leaf in leaves]
-            if self.owners is not None:
-                return by_owners(rounded, how, axes, self.owners, self.local)
-            recipes = [matrices(a, x.shape) for a, x in zip(axes, leaves, strict=True)]
-            return apply_to_stacks(recipes, rounded, lambda x: self.local(x, how))
+    def _run(
+        self, axes: Sequence[MatrixAxes], how: NewtonSchulz, *leaves: Array
+    ) -> tuple[Array, ...]:
+        rounded = [how.round(leaf) for leaf in leaves]
+        if self.owners is not None:
+            return by_owners(rounded, how, axes, self.owners, self._local)
+        recipes = [matrices(a, x.shape) for a, x in zip(axes, leaves, strict=True)]
+        return apply_to_stacks(recipes, rounded, lambda x: self._local(x, how))
 
-        shardings = tuple(jax.typeof(leaf).sharding for leaf in leaves)
-        if not any(sharding.mesh.explicit_axes for sharding in shardings):
-            return list(run(*leaves))
-        # JAX refuses products over dimensions that Explicit axes shard.
-        partitioned: Any = jax.sharding.auto_axes(run, out_sharding=shardings)
-        return list(partitioned(*leaves))
+    @property
+    def _local(self) -> Local:
+        on_cpu = self.name == "auto" and jax.default_backend() == "cpu"
+        return one_by_one if on_cpu or self.name == "per_matrix" else in_stacks
 
 
-def choose_execution(
-    name: str, mesh: jax.sharding.Mesh | None, axis: str | tuple[str, ...] | None
-) -> Execution:
+def choose_execution(name: str, mesh: Any, axis: Any) -> Execution:
     """The execution of that name; "auto" goes by the mesh and the default backend.
 
     Raises:
@@ -74,24 +90,26 @@ def choose_execution(
             f"execution should be one of {', '.join(map(repr, EXECUTIONS))} but is: "
             f"{name!r}"
         )
-    local = one_by_one if jax.default_backend() == "cpu" else in_stacks
     if name == "owner" or (name == "auto" and mesh is not None):
-        return Execution(local, _owners(mesh, axis))
+        return Execution("auto", _owners(mesh, axis))
     if mesh is not None or axis is not None:
         raise ValueError(
             f"mesh and axis are for execution='owner', but execution is {name!r}. "
             "Leave them out, or name that."
         )
-    return Execution({"per_matrix": one_by_one, "stacked": in_stacks}.get(name, local))
+    return Execution(name)
 
 
-def _owners(
-    mesh: jax.sharding.Mesh | None, axis: str | tuple[str, ...] | None
-) -> tuple[str, ...]:
+def _owners(mesh: Any, axis: Any) -> tuple[str, ...]:
     if mesh is None:
         raise ValueError(
             "execution='owner' needs to know whose devices own matrices: pass mesh= "
             "and, if it has several axes, axis=."
+        )
+    if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+        raise ValueError(
+            f"mesh should be a jax.sharding.Mesh but is: {mesh!r}. Under "
+            "optax.inject_hyperparams name it: static_args=('mesh',)."
         )
     names = tuple(mesh.axis_names)
     if axis is None and len(names) > 1:
@@ -99,16 +117,27 @@ def _owners(
             f"mesh has the axes {names}: say with axis= over which of them matrices "
             "are owned, which is that over which parameters are sharded."
         )
-    chosen = names if axis is None else (axis,) if isinstance(axis, str) else axis
+    chosen = names if axis is None else axis
+    chosen = tuple(chosen) if isinstance(chosen, tuple | list) else (chosen,)
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ValueError(
+            f"axis should name one or more of {names}, each once, but is: {axis!r}"
+        )
     missing = [name for name in chosen if name not in names]
     if missing:
         raise ValueError(
             f"axis names {missing[0]!r}, but the mesh has the axes {names}."
         )
-    return tuple(chosen)
+    return chosen
 
 
 # --- on one device --------------------------------------------------------------------
+
+
+def _what_stacks_together(x: Stack) -> tuple[Any, ...]:
+    """The shape, whichever side is which, and where, or over what, an array varies."""
+    devices = None if isinstance(x, Tracer) else frozenset(x.devices())
+    return *sorted(x.shape[1:]), devices, varying_axes(x)
 
 
 def one_by_one(stacks: Sequence[Stack], how: NewtonSchulz) -> list[Stack]:
@@ -119,7 +148,7 @@ def one_by_one(stacks: Sequence[Stack], how: NewtonSchulz) -> list[Stack]:
 def in_stacks(stacks: Sequence[Stack], how: NewtonSchulz) -> list[Stack]:
     """All matrices of a shape, or of its transpose, at once."""
     results: list[Any] = [None] * len(stacks)
-    for numbers in by_shape([x.shape[1:] for x in stacks]):
+    for numbers in grouped(map(_what_stacks_together, stacks)):
         done = how(jnp.concatenate([wide(stacks[i]) for i in numbers]))
         lengths = [len(stacks[i]) for i in numbers]
         for i, part in zip(numbers, cut(done, lengths), strict=True):

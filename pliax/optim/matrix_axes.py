@@ -9,7 +9,9 @@ which; `Matrices` takes the array apart and puts it together again.
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +37,8 @@ class MatrixAxes:
             by itself. Empty if the rows are those of one matrix.
 
     Raises:
-        ValueError: where an axis is named twice, or split holds a size below 1.
+        ValueError: where an axis is named twice, one is not an integer, or split holds
+            a size below 1.
 
     Examples:
         >>> stacked = MatrixAxes(rows=2, columns=1, batch=0)  # [layers, in, out]
@@ -43,39 +46,58 @@ class MatrixAxes:
         >>> fused = MatrixAxes(rows=1, columns=0, split=(512, 128, 128))  # q, k, v
     """
 
-    rows: int | tuple[int, ...]
-    columns: int | tuple[int, ...]
-    batch: int | tuple[int, ...] = ()
-    split: tuple[int, ...] = ()
+    rows: Any
+    columns: Any
+    batch: Any = ()
+    split: Any = ()
 
     def __post_init__(self):
-        rows, columns, batch = map(_as_tuple, (self.rows, self.columns, self.batch))
+        for name in ("rows", "columns", "batch", "split"):
+            object.__setattr__(self, name, _integers(name, getattr(self, name)))
+        batch, rows, columns = self._sides
         named = (*rows, *columns, *batch)
         twice = [axis for i, axis in enumerate(named) if axis in named[:i]]
         if twice:
             raise ValueError(f"MatrixAxes: axis {twice[0]} is named twice in {self}.")
-        if not rows or not columns:
-            raise ValueError(f"MatrixAxes: rows and columns need an axis: {self}.")
         if any(size < 1 for size in self.split):
             raise ValueError(f"MatrixAxes: split holds a size below 1: {self.split}.")
 
-    def places(self, rank: int) -> tuple[tuple[int, ...], ...]:
-        """The axes of batch, rows and columns in an array of that rank."""
-        return tuple(
-            tuple(self._place(axis, rank) for axis in _as_tuple(part))
-            for part in (self.batch, self.rows, self.columns)
-        )
+    @property
+    def _sides(self) -> tuple[tuple[int, ...], ...]:
+        return self.batch, self.rows, self.columns
 
-    def _place(self, axis: int, rank: int) -> int:
-        if not -rank <= axis < rank:
+    def places(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """The axes of batch, rows and columns in an array of that shape.
+
+        Raises:
+            ValueError: unless each axis of the array is named once.
+        """
+        rank = len(shape)
+        beyond = [a for side in self._sides for a in side if not -rank <= a < rank]
+        if beyond:
             raise ValueError(
-                f"{self} names axis {axis}, but the parameter has {rank} axes."
+                f"{self} names axis {beyond[0]}, but the parameter has {rank} axes."
             )
-        return axis % rank
+        found = tuple(tuple(axis % rank for axis in side) for side in self._sides)
+        if sorted(sum(found, ())) != list(range(rank)):
+            raise ValueError(
+                f"{self} does not name each axis of a parameter of size {shape} once."
+            )
+        return found
 
 
-def _as_tuple(axes: int | tuple[int, ...]) -> tuple[int, ...]:
-    return axes if isinstance(axes, tuple) else (axes,)
+def _integers(name: str, value: Any) -> tuple[int, ...]:
+    """An integer, or several, as a tuple."""
+    items = tuple(value) if np.ndim(value) == 1 else (value,)
+    try:
+        if any(isinstance(item, bool) for item in items):
+            raise TypeError
+        return tuple(operator.index(item) for item in items)
+    except TypeError:
+        raise ValueError(
+            f"MatrixAxes: {name} should be an integer or a tuple of integers but is: "
+            f"{value!r}"
+        ) from None
 
 
 LAYOUTS = {
@@ -170,13 +192,11 @@ def matrices(axes: MatrixAxes, shape: tuple[int, ...]) -> Matrices:
         ValueError: if the axes are not those of the shape, or the split is not that of
             the rows.
     """
-    batch, rows, columns = axes.places(len(shape))
-    if sorted((*rows, *columns, *batch)) != list(range(len(shape))):
-        raise ValueError(
-            f"{axes} does not name each axis of a parameter of size {shape} once."
-        )
+    batch, rows, columns = axes.places(shape)
+    if not rows or not columns:
+        raise ValueError(f"{axes} names no axis of rows or none of columns.")
     size, inputs = (math.prod(shape[axis] for axis in part) for part in (rows, columns))
-    sizes = axes.split or (size,)
+    sizes = tuple(axes.split) or (size,)
     if sum(sizes) != size:
         raise ValueError(
             f"{axes} splits {sum(sizes)} rows, but a parameter of size {shape} has "

@@ -14,7 +14,7 @@ parameters the returned update is rounded to bfloat16 before it is applied.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -56,7 +56,7 @@ def muon(
     weight_decay: ArrayLike = 0.1,
     momentum: ArrayLike = 0.95,
     nesterov: bool = True,
-    ns_coefficients: str | Iterable[Any] = COEFFICIENTS,
+    ns_coefficients: Any = COEFFICIENTS,
     eps: ArrayLike = EPSILON,
     ns_steps: ArrayLike = STEPS,
     adjust_lr_fn: str | None = None,
@@ -64,9 +64,9 @@ def muon(
     layout: str = "in_out",
     axes: Any = None,
     execution: str = "auto",
-    mesh: jax.sharding.Mesh | None = None,
-    axis: str | tuple[str, ...] | None = None,
-    ns_method: str | Callable[..., Array] = "standard",
+    mesh: Any = None,
+    axis: Any = None,
+    ns_method: Any = "standard",
     ns_dtype: Any = "bfloat16",
 ) -> "optax.GradientTransformation":
     r"""Muon with decoupled weight decay, as `torch.optim.Muon`.
@@ -174,7 +174,7 @@ def muon(
 def scale_by_muon(
     momentum: ArrayLike = 0.95,
     nesterov: bool = True,
-    ns_coefficients: str | Iterable[Any] = COEFFICIENTS,
+    ns_coefficients: Any = COEFFICIENTS,
     eps: ArrayLike = EPSILON,
     ns_steps: ArrayLike = STEPS,
     adjust_lr_fn: str | None = None,
@@ -182,9 +182,9 @@ def scale_by_muon(
     layout: str = "in_out",
     axes: Any = None,
     execution: str = "auto",
-    mesh: jax.sharding.Mesh | None = None,
-    axis: str | tuple[str, ...] | None = None,
-    ns_method: str | Callable[..., Array] = "standard",
+    mesh: Any = None,
+    axis: Any = None,
+    ns_method: Any = "standard",
     ns_dtype: Any = "bfloat16",
 ) -> "optax.GradientTransformation":
     r"""Replace gradients by :math:`r(A, B)\, O`: Muon without learning rate or decay.
@@ -346,15 +346,25 @@ def axes_of(axes: Any, tree: Any) -> list[Any]:
     """What a prefix of a tree, or a function of it, says of each leaf; or None."""
     spec = axes(tree) if callable(axes) else axes
     is_spec = lambda x: x is None or isinstance(x, MatrixAxes)  # noqa: E731
+    named = jax.tree.map(lambda a: _DEFAULT if a is None else a, spec, is_leaf=is_spec)
     try:
-        full = jax.tree.broadcast(spec, tree, is_leaf=is_spec)
+        full = jax.tree.map(
+            lambda a, below: jax.tree.map(lambda _: a, below), named, tree
+        )
     except ValueError as error:
         raise ValueError(
             f"muon: axes is not a pytree prefix of the parameters: {error}.\nPass one "
             "MatrixAxes for all leaves, or a tree of the same structure with a "
             "MatrixAxes or None where a subtree or leaf stands."
         ) from None
-    return jax.tree.leaves(full, is_leaf=is_spec)
+    found = jax.tree.leaves(full)
+    wrong = [a for a in found if a is not _DEFAULT and not isinstance(a, MatrixAxes)]
+    if wrong:
+        raise ValueError(f"muon: axes holds {wrong[0]!r}, not a MatrixAxes or None.")
+    return [None if a is _DEFAULT else a for a in found]
+
+
+_DEFAULT = object()  # None is no leaf of a tree
 
 
 def _axes_of_leaves(
@@ -374,8 +384,6 @@ def _checked_axes(
     """The axes of one leaf, or torch's errors."""
     shape, where = jnp.shape(leaf), jax.tree_util.keystr(path) or "the root"
     dtype = jnp.result_type(leaf)
-    if axes is not None and not isinstance(axes, MatrixAxes):
-        raise ValueError(f"muon: axes holds {axes!r} at {where}, not a MatrixAxes.")
     if axes is None and len(shape) != 2:
         raise ValueError(
             f"{prefix}Muon only supports 2D parameters whereas we found a "

@@ -15,13 +15,17 @@ hidden    wide -> wide          1 / sqrt(m)      1 / m
 output    wide -> fixed         1 / m            1 / m
 ========  ====================  ===============  ==================
 
-``m`` is how many times as many inputs the wide layer has. Vectors (biases, norms) are
-input weights. Muon's updates have a spectral norm that is known, so that its rate is
-that which keeps the norm in proportion to ``sqrt(outputs / inputs)``.
+``m`` is how many times as many inputs the wide layer has. An initialisation in
+proportion to ``1 / sqrt(inputs)`` has one ``1 / sqrt(m)`` of it already, so that only
+output layers are scaled. Vectors (biases, norms) are input weights. Muon's updates have
+a spectral norm that is known, so that its rate is that which keeps the norm in
+proportion to ``sqrt(outputs / inputs)``.
 
 Sharp edges. A weight that is used twice, as a tied embedding is, has one rate: multiply
 the logits by ``1 / m`` yourself. Where heads grow with the width, attention scores are
-to be divided by their size, not its root.
+to be divided by their size, not its root. Names are not looked at: biases of several
+axes, (heads, channels), want ``MatrixAxes(rows=(0, 1), columns=())``; with
+``layout="out_in"`` an embedding (vocabulary, width) wants ``MatrixAxes(1, 0)``.
 """
 
 import dataclasses
@@ -32,7 +36,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .matrix_axes import MatrixAxes, matrices
+from .matrix_axes import MatrixAxes
 from .muon import axes_of, layout_axes, shape_ratio
 
 
@@ -74,9 +78,7 @@ class Transfer:
 
     def rescale(self, params: Any) -> Any:
         """The initial parameters of the wide model, from those of the usual kind."""
-        return jax.tree.map(
-            lambda factor, W: (factor * W).astype(W.dtype), self.init_scales, params
-        )
+        return _scaled(self.init_scales, params)
 
     def scale_adam(self) -> "optax.GradientTransformation":
         """Multiplies updates by `adam_rates`: to be chained behind Adam.
@@ -91,20 +93,20 @@ class Transfer:
     ) -> "optax.GradientTransformation":
         """Multiplies the updates of `scale_by_muon` or `muon` for the wide model.
 
+        Behind `muon` the weight decay is multiplied, too.
+
         Args:
             adjust_lr_fn: that of Muon. "spectral_unclamped" needs no change; nor does
                 "original" where all layers grow alike.
         """
         ratio = shape_ratio(adjust_lr_fn)
 
-        def rate(fans: _Fans | None) -> float:
-            if fans is None:
-                return 1.0
+        def rate(fans: _Fans) -> float:
             (narrow_in, narrow_out), (wide_in, wide_out) = fans.narrow, fans.wide
             wanted = math.sqrt(fans.outputs / fans.inputs)
             return wanted * ratio(narrow_out, narrow_in) / ratio(wide_out, wide_in)
 
-        return _scale(jax.tree.map(rate, self._fans, is_leaf=_is_fans))
+        return _scale(jax.tree.map(rate, self._fans))
 
 
 def mup(
@@ -122,7 +124,8 @@ def mup(
 
     Args:
         base: the parameters, or their shapes (`jax.eval_shape`), of the model for which
-            the learning rate was found.
+            the learning rate was found. Of a flax nnx state take ``nnx.as_pure``, whose
+            leaves are arrays.
         params: those of the model to be trained.
         layout: whether matrices are (inputs, outputs), "in_out", or "out_in".
         axes: for leaves of three and more axes, as in `muon`: batch axes belong to
@@ -162,40 +165,34 @@ def mup(
         )
     power = 0.0 if initialized == "fan_in" else -0.5
 
-    def init_scale(fans: _Fans | None) -> float:
-        if fans is None or fans.inputs == 1:
+    def init_scale(fans: _Fans) -> float:
+        if fans.inputs == 1:
             return 1.0
         return fans.inputs ** (power if fans.outputs != 1 else power - 0.5)
 
-    def adam_rate(fans: _Fans | None) -> float:
-        return 1.0 if fans is None else 1 / fans.inputs
-
     fans = _fans_of_leaves(base, params, layout_axes(layout), axes)
-    init_scales, adam_rates = (
-        jax.tree.map(factor, fans, is_leaf=_is_fans)
-        for factor in (init_scale, adam_rate)
-    )
-    return Transfer(init_scales, adam_rates, fans)
-
-
-def _is_fans(x: Any) -> bool:
-    return x is None or isinstance(x, _Fans)
+    init_scales = jax.tree.map(init_scale, fans)
+    return Transfer(init_scales, jax.tree.map(lambda f: 1 / f.inputs, fans), fans)
 
 
 def _scale(factors: Any) -> "optax.GradientTransformation":
     """Multiplies each update, where there is one, by a factor of its own."""
     import optax
 
-    def scaled(factor: float, updates: Any) -> Any:
-        return jax.tree.map(lambda U: jnp.asarray(factor, U.dtype) * U, updates)
+    return optax.stateless(lambda updates, params=None: _scaled(factors, updates))
 
-    return optax.stateless(
-        lambda updates, params=None: jax.tree.map(scaled, factors, updates)
-    )
+
+def _scaled(factors: Any, tree: Any) -> Any:
+    """Each leaf, where there is one, times a factor of its own, in its own dtype."""
+
+    def scaled(factor: float, below: Any) -> Any:
+        return jax.tree.map(lambda x: jnp.asarray(factor, x.dtype) * x, below)
+
+    return jax.tree.map(scaled, factors, tree)
 
 
 def _fans_of_leaves(base: Any, params: Any, default: MatrixAxes, axes: Any) -> Any:
-    """Inputs and outputs of every leaf; None for scalars and vectors."""
+    """Inputs and outputs of every leaf; those of scalars and vectors do not grow."""
     paths, structure = jax.tree_util.tree_flatten_with_path(params)
     narrow, other = jax.tree.flatten(base)
     if other != structure:
@@ -210,7 +207,7 @@ def _fans_of_leaves(base: Any, params: Any, default: MatrixAxes, axes: Any) -> A
     return structure.unflatten(found)
 
 
-def _fans(where: str, base: Any, leaf: Any, axes: MatrixAxes) -> _Fans | None:
+def _fans(where: str, base: Any, leaf: Any, axes: MatrixAxes) -> _Fans:
     narrow, wide = np.shape(base), np.shape(leaf)
     if len(narrow) != len(wide):
         raise ValueError(
@@ -218,7 +215,7 @@ def _fans(where: str, base: Any, leaf: Any, axes: MatrixAxes) -> _Fans | None:
             "sizes may differ."
         )
     if len(wide) < 2:
-        return None
+        return _Fans((1, 1), (1, 1))
     try:
         (a, b), (c, d) = (_inputs_and_outputs(axes, shape) for shape in (narrow, wide))
     except ValueError as error:
@@ -229,5 +226,13 @@ def _fans(where: str, base: Any, leaf: Any, axes: MatrixAxes) -> _Fans | None:
 
 
 def _inputs_and_outputs(axes: MatrixAxes, shape: tuple[int, ...]) -> tuple[int, int]:
-    parts = matrices(dataclasses.replace(axes, split=()), shape).parts
-    return parts[0].columns, parts[0].rows
+    _, rows, columns = axes.places(shape)
+    if axes.split:
+        raise ValueError(
+            f"{axes} splits the rows, and the sizes of parts are those of one width: "
+            "leave split out if all parts grow alike, or keep them apart."
+        )
+    if 0 in shape:
+        raise ValueError(f"a parameter of size {shape} has no elements.")
+    inputs, outputs = (math.prod(shape[a] for a in side) for side in (columns, rows))
+    return inputs, outputs

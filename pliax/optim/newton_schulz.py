@@ -12,11 +12,12 @@ Sharp edges. The norm is taken in float32, so a matrix with entries beyond about
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Integer, Real
@@ -119,11 +120,11 @@ class NewtonSchulz:
 
 
 def choose_iteration(
-    coefficients: str | Iterable[Any] = COEFFICIENTS,
+    coefficients: Any = COEFFICIENTS,
     steps: ArrayLike = STEPS,
     eps: ArrayLike = EPSILON,
     *,
-    method: str | Callable[..., Array] = "standard",
+    method: Any = "standard",
     dtype: Any = "bfloat16",
 ) -> NewtonSchulz:
     r"""What pushes every singular value of a matrix towards 1.
@@ -276,19 +277,28 @@ def _check_coefficients(coefficients: Any) -> tuple[tuple[ArrayLike, ...], ...]:
                 f"{', '.join(NAMED_COEFFICIENTS)}, or pass (a, b, c)."
             )
         return NAMED_COEFFICIENTS[coefficients]
-    found = tuple(coefficients)
-    triples = found if found and isinstance(found[0], tuple | list) else (found,)
-    for triple in triples:
-        if len(tuple(triple)) != 3:
+    try:
+        found = tuple(coefficients)
+    except TypeError:
+        raise ValueError(
+            "ns_coefficients should be (a, b, c), one such triple for each step, or a "
+            f"name but is: {coefficients!r}"
+        ) from None
+    several = any(isinstance(x, tuple | list) or jnp.ndim(x) for x in found)
+    triples = (
+        [tuple(x) if np.iterable(x) else (x,) for x in found] if several else [found]
+    )
+    for triple in triples or [()]:
+        if len(triple) != 3:
             raise ValueError(
                 "Coefficients must be a tuple of exactly 3 values but has "
-                f"{len(tuple(triple))}."
+                f"{len(triple)}."
             )
-    return tuple(tuple(triple) for triple in triples)
+    return tuple(triples)
 
 
-def _method(method: str | Method) -> Method:
-    if not isinstance(method, str):
+def _method(method: Any) -> Any:
+    if not isinstance(method, str) and callable(method):
         return method
     if method not in METHODS:
         raise ValueError(
@@ -299,16 +309,20 @@ def _method(method: str | Method) -> Method:
 
 
 def _dtype(dtype: Any) -> Any:
+    """Float16 is none of them: small gradients are zero in it."""
+    names = ["bfloat16", "float32"]
+    if jax.dtypes.canonicalize_dtype("float64") == jnp.float64:
+        names.append("float64")
     try:
-        known = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits >= 16
+        found = None if dtype is None else jnp.dtype(dtype)
     except TypeError:
-        known = False
-    if not known:
+        found = None
+    if found is None or found.name not in names:
         raise ValueError(
-            "ns_dtype should be bfloat16, float16, float32 or float64 but is: "
-            f"{dtype!r}"
+            f"ns_dtype should be {' or '.join(names)} but is: {dtype!r}"
+            + ("" if len(names) > 2 else " (float64 needs jax_enable_x64)")
         )
-    return jnp.dtype(dtype)
+    return found
 
 
 def check_steps(steps: Any) -> int | Integer[Array, ""]:

@@ -149,7 +149,7 @@ def _place(
 ) -> _Placement:
     """The placement nearest to a sharding."""
     rank = len(shape)
-    batch, rows, columns = axes.places(rank)
+    batch, rows, columns = axes.places(shape)
     allowed = dict.fromkeys(batch, "batch") | {columns[0]: "columns"}
     if not axes.split:
         allowed[rows[0]] = "rows"  # a range of the flattened rows, as it comes first

@@ -28,9 +28,14 @@ def apply_to_stacks(
 
 def by_shape(shapes: Iterable[tuple[int, ...]]) -> list[list[int]]:
     """The numbers of those that agree, whichever side is which."""
+    return grouped(tuple(sorted(shape)) for shape in shapes)
+
+
+def grouped(keys: Iterable[Any]) -> list[list[int]]:
+    """The numbers of equal keys."""
     groups: dict[Any, list[int]] = {}
-    for i, shape in enumerate(shapes):
-        groups.setdefault(tuple(sorted(shape)), []).append(i)
+    for i, key in enumerate(keys):
+        groups.setdefault(key, []).append(i)
     return list(groups.values())
 
 

@@ -1,7 +1,11 @@
 """Laws of matrices in stacks and in the hands of owners: the same, wherever done."""
 
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -276,6 +280,9 @@ def test_a_sharded_checkpoint_continues_on_one_device(tmp_path):
             "mesh and axis are for execution='own",
         ),
         ({"axis": "x"}, "mesh and axis are for execution='owner'"),
+        ({"mesh": "xy", "axis": ()}, "axis should name one or more of .* but is: ()"),
+        ({"mesh": "xy", "axis": ("x", "x")}, "each once, but is: .'x', 'x'."),
+        ({"mesh": "xy", "axis": 0}, "axis names 0"),
     ],
 )
 def test_owners_that_cannot_be_are_refused(options, message):
@@ -292,3 +299,65 @@ def test_parameters_on_another_mesh_are_refused():
         Exception, match="axis 'fsdp', but the parameters lie on a mesh"
     ):
         run(tx, params)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_a_mesh_taken_for_a_schedule_says_what_to_do():
+    tx = optax.inject_hyperparams(px.optim.muon)(RATE, mesh=mesh_of(fsdp=8))
+    with pytest.raises(ValueError, match=r"static_args=\('mesh',\)"):
+        tx.init(gpt(layers=1))
+
+
+def test_leaves_on_several_explicit_meshes_and_on_none():
+    params, one, two = gpt(layers=1), mesh_of("Explicit", x=8), mesh_of("Explicit", y=4)
+    spread = {
+        "q0": placed(params["q0"], one, P("x")),
+        "up0": placed(params["up0"], two, P("y")),
+        "down0": params["down0"],
+    }
+    for execution in ("per_matrix", "stacked"):
+        tx = px.optim.muon(RATE, execution=execution)
+        grads = jax.tree.map(lambda W: 2 * W + 1, spread)
+        updates, _ = tx.update(grads, tx.init(spread), spread)
+        plain = jax.tree.map(lambda W: 2 * W + 1, params)
+        expected, _ = tx.update(plain, tx.init(params), params)
+        assert_same(updates, expected)
+
+
+def test_stages_on_different_devices_are_stacked_apart():
+    params = {f"stage{i}": array(i, 8, 16) for i in range(3)}
+    spread = {
+        name: jax.device_put(W, jax.devices()[i])
+        for i, (name, W) in enumerate(params.items())
+    }
+    tx = px.optim.muon(RATE, execution="stacked")
+    updates: Any = tx.update(spread, tx.init(spread), spread)[0]
+    expected, _ = tx.update(params, tx.init(params), params)
+    assert_same(updates, expected)
+    for name, U in updates.items():
+        assert U.devices() == spread[name].devices()
+
+
+def test_what_varies_over_a_mesh_is_stacked_apart():
+    mesh = mesh_of(x=8)
+    tx = px.optim.muon(RATE, 0.0, execution="stacked")
+
+    def update(a, b) -> Any:
+        params = {"a": a, "b": b}
+        return tx.update(params, tx.init(params), params)[0]
+
+    a, b = array(0, 64, 16), array(1, 8, 16)
+    mapped = jax.shard_map(
+        update, mesh=mesh, in_specs=(P("x"), P()), out_specs={"a": P("x"), "b": P()}
+    )
+    found = jax.jit(mapped)(a, b)
+    assert_same({"b": found["b"]}, {"b": update(a[:8], b)["b"]})
+
+
+def test_making_an_optimizer_starts_no_backend():
+    code = "import pliax as px, jax; px.optim.muon(0.1); px.optim.scale_by_muon()"
+    # JAX refuses to change this once a backend is there.
+    code += "; jax.config.update('jax_num_cpu_devices', 3)"
+    code += "; assert jax.device_count() == 3"
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

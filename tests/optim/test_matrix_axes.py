@@ -155,7 +155,8 @@ def test_axes_reach_through_masks_and_partitions():
         (MatrixAxes(0, 1, 3), (2, 3, 4), "names axis 3, but the parameter has 3 axes"),
         (MatrixAxes(0, -3, 2), (2, 3, 4), "does not name each axis of a parameter"),
         (MatrixAxes(1, 0, split=(2, 3)), (4, 6), "splits 5 rows, .* size .4, 6. has 6"),
-        ("in_out", (4, 6), "axes holds 'in_out' at .*, not a MatrixAxes"),
+        (MatrixAxes((0, 1), ()), (4, 6), "names no axis of rows or none of columns"),
+        ("in_out", (4, 6), "axes holds 'in_out', not a MatrixAxes or None"),
     ],
 )
 def test_axes_that_do_not_fit_are_refused(axes, shape, message):
@@ -179,10 +180,30 @@ def test_leaves_of_more_axes_ask_for_them():
     [
         ((0, 0), "axis 0 is named twice in"),
         ((0, 1, (2, 1)), "axis 1 is named twice in"),
-        (((), 1), "rows and columns need an axis"),
         ((0, 1, (), (3, 0)), r"split holds a size below 1: \(3, 0\)"),
+        ((1.0, 0), "rows should be an integer or a tuple of integers but is: 1.0"),
+        ((True, 0), "rows should be an integer or a tuple of integers but is: True"),
+        ((1, "in"), "columns should be an integer or a tuple of integers but is: 'in'"),
+        (
+            (1, 0, None),
+            "batch should be an integer or a tuple of integers but is: None",
+        ),
     ],
 )
 def test_axes_of_no_matrix_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         MatrixAxes(*arguments)
+
+
+def test_axes_may_be_lists_and_arrays():
+    axes = MatrixAxes(rows=[2], columns=np.array([1]), batch=np.int64(0), split=[4, 2])
+    assert axes == MatrixAxes(2, 1, 0, (4, 2))
+    assert hash(axes) == hash(MatrixAxes(2, 1, 0, (4, 2)))
+
+
+@pytest.mark.parametrize("axes", [None, {"none": None, "w": None}])
+def test_leaves_that_are_none_stay_none(axes):
+    params = {"none": None, "w": array(0, 4, 6)}
+    moved = update(params, axes=axes)
+    assert moved["none"] is None
+    np.testing.assert_array_equal(moved["w"], update(params["w"]))

@@ -158,6 +158,16 @@ def test_batch_axes_belong_to_neither_side():
     assert transfer.adam_rates == 0.25
 
 
+def test_biases_of_several_axes_are_input_weights():
+    base, params = (
+        {"b": jnp.ones((2, 8)), "n": None},
+        {"b": jnp.ones((8, 8)), "n": None},
+    )
+    axes = {"b": MatrixAxes(rows=(0, 1), columns=()), "n": None}
+    transfer = px.optim.mup(base, params, axes=axes)
+    assert transfer.adam_rates == transfer.init_scales == {"b": 1.0, "n": None}
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_dtypes_are_kept(dtype):
     params = {name: jnp.ones(s, dtype) for name, s in sizes(128).items()}
@@ -191,6 +201,13 @@ def test_dtypes_are_kept(dtype):
             "'fan_in' .* or 'constant' b",
         ),
         (jnp.ones(2), jnp.ones(2), {"layout": "io"}, "layout should be 'in_out'"),
+        (jnp.ones((0, 2)), jnp.ones((4, 2)), {}, r"size \(0, 2\) has no elements"),
+        (
+            jnp.ones((2, 6)),
+            jnp.ones((2, 6)),
+            {"axes": MatrixAxes(1, 0, split=(4, 2))},
+            "splits the rows.* leave split out if all parts grow alike",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused(base, params, options, message):
