@@ -207,3 +207,41 @@ def matrices(axes: MatrixAxes, shape: tuple[int, ...]) -> Matrices:
     first = min(rows) < min(columns)
     sides = (rows, columns) if first else (columns, rows)
     return Matrices(shape, batch, sides, 0 if first else 1, tuple(parts))
+
+
+# --- what users say of a whole tree ---------------------------------------------------
+
+
+def layout_axes(layout: str) -> MatrixAxes:
+    """The axes of a two-dimensional leaf in a layout."""
+    if layout not in LAYOUTS:
+        raise ValueError(
+            f"layout should be 'in_out' (JAX kernels) or 'out_in' (torch weights) "
+            f"but is: {layout!r}"
+        )
+    return LAYOUTS[layout]
+
+
+def axes_of(axes: Any, tree: Any) -> list[Any]:
+    """What a prefix of a tree, or a function of it, says of each leaf; or None."""
+    spec = axes(tree) if callable(axes) else axes
+    is_spec = lambda x: x is None or isinstance(x, MatrixAxes)  # noqa: E731
+    named = jax.tree.map(lambda a: _DEFAULT if a is None else a, spec, is_leaf=is_spec)
+    try:
+        full = jax.tree.map(
+            lambda a, below: jax.tree.map(lambda _: a, below), named, tree
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"muon: axes is not a pytree prefix of the parameters: {error}.\nPass one "
+            "MatrixAxes for all leaves, or a tree of the same structure with a "
+            "MatrixAxes or None where a subtree or leaf stands."
+        ) from None
+    found = jax.tree.leaves(full)
+    wrong = [a for a in found if a is not _DEFAULT and not isinstance(a, MatrixAxes)]
+    if wrong:
+        raise ValueError(f"muon: axes holds {wrong[0]!r}, not a MatrixAxes or None.")
+    return [None if a is _DEFAULT else a for a in found]
+
+
+_DEFAULT = object()  # None is no leaf of a tree

@@ -22,9 +22,10 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Int32
 
+from .coefficients import COEFFICIENTS
 from .execution import choose_execution
-from .matrix_axes import LAYOUTS, MatrixAxes, matrices
-from .newton_schulz import COEFFICIENTS, EPSILON, STEPS, choose_iteration
+from .matrix_axes import MatrixAxes, axes_of, layout_axes, matrices
+from .newton_schulz import EPSILON, STEPS, choose_iteration
 
 
 if TYPE_CHECKING:  # importing optax takes as long as the rest of pliax
@@ -316,16 +317,6 @@ def shape_ratio(adjust_lr_fn: str | None) -> Callable[[int, int], float]:
     return lambda A, B: ratio(A, B) if A and B else 1.0
 
 
-def layout_axes(layout: str) -> MatrixAxes:
-    """The axes of a two-dimensional leaf in a layout."""
-    if layout not in LAYOUTS:
-        raise ValueError(
-            f"layout should be 'in_out' (JAX kernels) or 'out_in' (torch weights) "
-            f"but is: {layout!r}"
-        )
-    return LAYOUTS[layout]
-
-
 def _check_learning_rate(learning_rate: Any) -> None:
     if callable(learning_rate):
         return
@@ -340,31 +331,6 @@ def _check_at_least_zero(name: str, value: Any) -> None:
     """Torch's wording; NaN fails the comparison, a tracer has no value to check."""
     if not isinstance(value, Tracer) and not value >= 0:
         raise ValueError(f"{name} should be >= 0 but is: {value}")
-
-
-def axes_of(axes: Any, tree: Any) -> list[Any]:
-    """What a prefix of a tree, or a function of it, says of each leaf; or None."""
-    spec = axes(tree) if callable(axes) else axes
-    is_spec = lambda x: x is None or isinstance(x, MatrixAxes)  # noqa: E731
-    named = jax.tree.map(lambda a: _DEFAULT if a is None else a, spec, is_leaf=is_spec)
-    try:
-        full = jax.tree.map(
-            lambda a, below: jax.tree.map(lambda _: a, below), named, tree
-        )
-    except ValueError as error:
-        raise ValueError(
-            f"muon: axes is not a pytree prefix of the parameters: {error}.\nPass one "
-            "MatrixAxes for all leaves, or a tree of the same structure with a "
-            "MatrixAxes or None where a subtree or leaf stands."
-        ) from None
-    found = jax.tree.leaves(full)
-    wrong = [a for a in found if a is not _DEFAULT and not isinstance(a, MatrixAxes)]
-    if wrong:
-        raise ValueError(f"muon: axes holds {wrong[0]!r}, not a MatrixAxes or None.")
-    return [None if a is _DEFAULT else a for a in found]
-
-
-_DEFAULT = object()  # None is no leaf of a tree
 
 
 def _axes_of_leaves(

@@ -36,8 +36,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .matrix_axes import MatrixAxes
-from .muon import axes_of, layout_axes, shape_ratio
+from .matrix_axes import MatrixAxes, axes_of, layout_axes
+from .muon import shape_ratio
 
 
 if TYPE_CHECKING:  # importing optax takes as long as the rest of pliax

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from pliax.optim.coefficients import COEFFICIENTS, NAMED_COEFFICIENTS
 from pliax.optim.execution import choose_execution
 from pliax.optim.matrix_axes import LAYOUTS
-from pliax.optim.newton_schulz import COEFFICIENTS, NAMED_COEFFICIENTS, choose_iteration
+from pliax.optim.newton_schulz import choose_iteration
 from tests.optim import emulation
 
 
