@@ -15,7 +15,7 @@ _SMALL = 1 << 18  # bytes that are sooner at the host and back than a copy is co
 
 
 class Unlike(Exception):  # noqa: N818  (no user sees it)
-    """An argument of another shape or structure than those a plan was bound to."""
+    """An argument of another shape, structure or division than a plan was bound to."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +56,17 @@ def pad_array(x: Any, shape: tuple[int, ...]) -> Any:
     """An array at the start of a longer one.
 
     On a GPU small arrays go through the host, for large ones the copy is compiled.
+
+    Raises:
+        Unlike: where devices cannot divide the longer one as they divide the array.
     """
     if not isinstance(x, jax.Array):
         return _longer(np.asarray(x), shape)
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):  # keys know no zero to pad with
         pairs = zip(shape, x.shape, strict=True)
         return x[np.ix_(*(np.minimum(np.arange(n), m - 1) for n, m in pairs))]
+    if not _divides(x.sharding, shape):
+        raise Unlike
     if _is_spread(x, shape):
         return _by_device(pad_array, x, shape)
     if _is_on_host(x):
@@ -95,6 +100,17 @@ def _is_spread(x: jax.Array, shape: tuple[int, ...]) -> bool:
         return False
     local = x.sharding.shard_shape(x.shape)
     return all(a in (b, c) for a, b, c in zip(x.shape, shape, local, strict=True))
+
+
+def _divides(sharding: Any, shape: tuple[int, ...]) -> bool:
+    """Whether devices can have equal parts of such an array."""
+    if len(sharding.device_set) == 1:
+        return True
+    try:
+        sharding.shard_shape(shape)
+    except ValueError:
+        return False
+    return True
 
 
 def _by_device(change: Callable[..., Any], x: jax.Array, shape: tuple[int, ...]) -> Any:

@@ -38,6 +38,7 @@ from ._arguments import (
     read_parameters,
     unmark_static,
 )
+from ._buffers import Unlike
 from ._builds import builds
 from ._catalog import Catalog, RecompileLimitError as RecompileLimitError
 from ._decisions import function_name, read_decisions
@@ -195,6 +196,13 @@ class CompiledFunction(Dispatched):
             if jax.config.jax_disable_jit or not hold_descriptions(structure, leaves):
                 return self._call_plainly(args, kwargs)
             bound = self._bind_once(_Call(key, sizes, args, kwargs))
+        try:
+            return self._timed_call(bound, args, kwargs)
+        except Unlike:  # the same sizes, but devices cannot divide their bucket
+            bound = self._bind_anew(_Call(key, sizes, args, kwargs))
+            return self._timed_call(bound, args, kwargs)
+
+    def _timed_call(self, bound: Bound, args: tuple, kwargs: dict) -> Any:
         start = perf_counter()
         with bound.plan.vetted():
             result = bound(args, kwargs)
@@ -221,11 +229,16 @@ class CompiledFunction(Dispatched):
         with building:
             bound = self._known.get((call.key, call.sizes))
             if bound is None:  # else another thread built it while this one waited
-                with garbage_left_alone():
-                    bound = self._bind(call)
-                self._known[call.key, call.sizes] = bound
-                self._remember(call.args, call.kwargs, bound)
+                bound = self._bind_anew(call)
             return bound
+
+    def _bind_anew(self, call: _Call) -> Bound:
+        """What serves a call, and from now on those of its key and sizes."""
+        with garbage_left_alone():
+            bound = self._bind(call)
+        self._known[call.key, call.sizes] = bound
+        self._remember(call.args, call.kwargs, bound)
+        return bound
 
     def _bind(self, call: _Call) -> Bound:
         facts = self._facts(call.args, call.kwargs)

@@ -753,6 +753,20 @@ def test_a_size_with_a_name_is_no_constant():
         f(px.static(ones(3), 0))
 
 
+def test_sizes_served_whole_may_come_divided_among_devices(mesh_4x2):
+    f = px.compile(lambda x: x * 2, dims={"x": "t, _"})
+    for t in (64, 63, 64):  # a bucket that four devices cannot divide
+        f(np.ones((t, 4), np.float32))
+    x = counting(64, 4)
+    spread = jax.device_put(x, NamedSharding(mesh_4x2, jax.P("x")))
+    for _ in range(2):
+        out = f(spread)
+        assert out.sharding.is_equivalent_to(spread.sharding, 2)
+        np.testing.assert_array_equal(out, 2 * x)
+    np.testing.assert_array_equal(f(np.asarray(x)), 2 * x)
+    assert (f.stats.calls, f.stats.compilations) == (6, 2)
+
+
 def test_spread_arrays_are_padded_and_cut_where_they_are_whole(caplog):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
     f = px.compile(lambda x: jnp.abs(x) + x.sum(), dims={"x": "_, t"})
