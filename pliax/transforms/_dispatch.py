@@ -7,8 +7,8 @@ everything else is JAX's own cache's to tell apart. It is generated because ``ja
 takes 4 us for a call with two arrays, of which two Python calls are a tenth.
 
 ``jax.jit`` builds an executable by itself where arguments lie elsewhere than before. To
-look for that after each call costs 0.2 us, with 500 arrays 0.5 (what it reads has left
-the cache by then): so whoever hears that XLA built something looks for the call.
+look for that after each call took about 0.15 us in a race of dispatchers, no more than
+a whole benchmark varies by; so whoever hears of an executable looks for the call.
 """
 
 import dataclasses
