@@ -1,6 +1,10 @@
-"""Muon against `optax.contrib.muon`: one update of a 12-layer tree of matrices.
+"""Muon against `optax.contrib.muon`: one update of a tree of matrices.
 
-    uv run --group bench benchmarks/bench_muon.py [--quick] [--output FILE]
+    uv run --group bench benchmarks/bench_muon.py [--gpu] [--quick] [--output FILE]
+
+On a CPU the trees have 12 layers of width 256 and 512. On a GPU they are the hidden
+matrices of a 0.5B model and of eight layers of an 8B model, whose AdamW step is timed
+beside them.
 
 The first update starts from zero momentum, where both compute the same function:
 the momenta differ by a factor, which the orthogonalisation removes. So one float64
@@ -9,6 +13,9 @@ oracle judges both.
 
 import argparse
 import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +31,42 @@ from benchmarks import harness
 RATE, DECAY = 0.02, 0.1
 
 
-def tree(width: int, layers: int, seed: int) -> dict[str, Any]:
-    """The hidden matrices of a decoder with a gated MLP of four times the width."""
-    shapes = dict.fromkeys(("wq", "wk", "wv", "wo"), (width, width))
-    shapes |= dict.fromkeys(("gate", "up"), (width, 4 * width))
-    shapes |= {"down": (4 * width, width)}
-    rng = np.random.default_rng(seed)
-    return {
-        f"layer_{layer}": {
-            name: jnp.asarray(rng.standard_normal(shape), jnp.float32)
-            for name, shape in shapes.items()
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder with a gated MLP: layers, and the widths of its hidden matrices."""
+
+    name: str
+    layers: int
+    width: int
+    key_width: int
+    hidden: int
+
+    def tree(self, seed: int) -> dict[str, Any]:
+        """Standard normal hidden matrices."""
+        D, K, F = self.width, self.key_width, self.hidden
+        shapes = {"wq": (D, D), "wk": (D, K), "wv": (D, K), "wo": (D, D)}
+        shapes |= {"gate": (D, F), "up": (D, F), "down": (F, D)}
+        keys = iter(jax.random.split(jax.random.key(seed), self.layers * len(shapes)))
+        return {
+            f"layer_{layer}": {
+                name: jax.random.normal(next(keys), shape)
+                for name, shape in shapes.items()
+            }
+            for layer in range(self.layers)
         }
-        for layer in range(layers)
-    }
+
+
+ON_CPU = [Decoder(f"d={d}", 12, d, d, 4 * d) for d in (256, 512)]
+ON_GPU = [Decoder("0.5B", 24, 896, 128, 4864), Decoder("8B", 8, 4096, 1024, 14336)]
 
 
 def oracle(params: Any, grads: Any) -> Any:
     """The first update of Muon in float64, with layout "in_out"."""
 
-    def update(W: Any, G: Any) -> np.ndarray:
-        W, X = np.asarray(W, np.float64), np.asarray(G, np.float64)
+    @jax.jit
+    def update(W: Any, G: Any) -> Any:
         a, b, c = 3.4445, -4.7750, 2.0315
-        X = (X if X.shape[0] <= X.shape[1] else X.T) / np.linalg.norm(X)
+        X = (G if G.shape[0] <= G.shape[1] else G.T) / jnp.linalg.norm(G)
         for _ in range(5):
             A = X @ X.T
             X = a * X + (b * A + c * A @ A) @ X
@@ -53,7 +74,11 @@ def oracle(params: Any, grads: Any) -> Any:
         rows, columns = W.shape
         return -RATE * (math.sqrt(max(1, columns / rows)) * X + DECAY * W)
 
-    return jax.tree.map(update, params, grads)
+    def in_float64(*matrices: Any) -> np.ndarray:
+        with jax.enable_x64(True):
+            return np.asarray(update(*(jnp.asarray(x, jnp.float64) for x in matrices)))
+
+    return jax.tree.map(in_float64, params, grads)
 
 
 def rival(name: str, tx: Any, params: Any, grads: Any) -> harness.Rival:
@@ -61,8 +86,8 @@ def rival(name: str, tx: Any, params: Any, grads: Any) -> harness.Rival:
     return harness.Rival(name, tx.update, arguments, lambda result: result[0])
 
 
-def case(width: int, layers: int) -> harness.Case:
-    params, grads = tree(width, layers, seed=0), tree(width, layers, seed=1)
+def case(decoder: Decoder) -> harness.Case:
+    params, grads = decoder.tree(seed=0), decoder.tree(seed=1)
     ours = {
         "pliax": px.optim.muon(RATE, DECAY),
         "pliax, stacked": px.optim.muon(RATE, DECAY, execution="stacked"),
@@ -70,15 +95,56 @@ def case(width: int, layers: int) -> harness.Case:
     }
     optax_muon = optax.contrib.muon(RATE, weight_decay=DECAY)
     return harness.Case(
-        f"d={width}",
+        decoder.name,
         lambda: oracle(params, grads),
         (
             *(rival(name, tx, params, grads) for name, tx in ours.items()),
             rival("optax", optax_muon, params, grads),
             rival("optax, bfloat16 gradients", _in_bfloat16(optax_muon), params, grads),
         ),
-        {"width": width, "layers": layers},
+        {"width": decoder.width, "layers": decoder.layers},
     )
+
+
+def step_cases(decoder: Decoder) -> Iterator[harness.Case]:
+    """Whole steps, which add the update: of Muon, and of AdamW."""
+    params, grads = decoder.tree(seed=0), decoder.tree(seed=1)
+    muons = {
+        "pliax": px.optim.muon(RATE, DECAY),
+        "pliax, gram": px.optim.muon(RATE, DECAY, ns_method="gram"),
+        "optax": optax.contrib.muon(RATE, weight_decay=DECAY),
+    }
+
+    def first_adamw(params: Any, grads: Any) -> Any:
+        """The mean and the root mean square of one gradient are itself."""
+        return jax.tree.map(
+            lambda W, G: -RATE * (np.sign(G) + DECAY * W), params, grads
+        )
+
+    def step(tx: Any, grads: Any, state: Any, params: Any) -> Any:
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    def steps(name: str, first: Any, transformations: dict[str, Any]) -> harness.Case:
+        def stepped() -> Any:
+            wide = [
+                jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
+                for tree in (params, grads)
+            ]
+            return jax.tree.map(np.add, wide[0], first(*wide))
+
+        rivals = (
+            harness.Rival(
+                who, partial(step, tx), (grads, tx.init(params), params), lambda x: x[0]
+            )
+            for who, tx in transformations.items()
+        )
+        sizes = {"width": decoder.width, "layers": decoder.layers}
+        return harness.Case(name, stepped, tuple(rivals), sizes)
+
+    yield steps(decoder.name, oracle, muons)
+    adamw = optax.adamw(RATE, weight_decay=DECAY)
+    yield steps(f"{decoder.name}, AdamW", first_adamw, {"optax": adamw})
 
 
 def _in_bfloat16(tx: Any) -> optax.GradientTransformation:
@@ -96,16 +162,24 @@ def _in_bfloat16(tx: Any) -> optax.GradientTransformation:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="seconds, for a test")
+    parser.add_argument("--gpu", action="store_true", help="larger trees, whole steps")
     parser.add_argument("--samples", type=int, default=20)
-    parser.add_argument(
-        "--output", type=Path, default=harness.RESULTS / "muon_cpu.json"
-    )
+    parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    jax.config.update("jax_platforms", "cpu")
-    sizes = [(16, 1)] if options.quick else [(256, 12), (512, 12)]
-    cases = [case(*size) for size in sizes]
     samples = 3 if options.quick else options.samples
-    harness.run(cases, samples=samples, output=options.output)
+    if not options.gpu:
+        jax.config.update("jax_platforms", "cpu")
+    decoders = ON_GPU if options.gpu else ON_CPU
+    if options.quick:
+        decoders = [Decoder("d=16", 1, 16, 16, 64)]
+    cases: Iterable[harness.Case] = map(case, decoders)
+    if options.gpu:
+        cases = (x for decoder in decoders for x in step_cases(decoder))
+    output = options.output or harness.RESULTS / (
+        "muon_gpu.json" if options.gpu else "muon_cpu.json"
+    )
+    calls = 5 if options.gpu else 1
+    harness.run(cases, samples=samples, output=output, calls=calls)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -64,16 +64,28 @@ class _Entry:
     trace_s: float
     compile_s: float
 
-    def sample(self) -> float:
-        """Milliseconds of one call."""
+    def sample(self, calls: int = 1) -> float:
+        """Milliseconds of one call, of several that are queued."""
         start = time.perf_counter()
-        jax.block_until_ready(self.compiled(*self.rival.arguments))
-        return 1e3 * (time.perf_counter() - start)
+        for _ in range(calls):
+            result = self.compiled(*self.rival.arguments)
+        jax.block_until_ready(result)
+        return 1e3 * (time.perf_counter() - start) / calls
 
 
-def run(cases: Sequence[Case], *, samples: int, output: Path) -> dict[str, Any]:
-    """Measure every case, write the record to ``output`` and return it."""
-    rows = [row for case in cases for row in _measure(case, samples)]
+def run(
+    cases: Iterable[Case], *, samples: int, output: Path, calls: int = 1
+) -> dict[str, Any]:
+    """Measure every case, write the record to ``output`` and return it.
+
+    Args:
+        cases: What is measured; one whose arrays are large is made when it is its turn.
+        samples: Of each rival, which take turns.
+        output: The JSON file.
+        calls: Of a sample, queued one after another: several on a GPU, which a training
+            loop keeps busy while Python starts the next.
+    """
+    rows = [row for case in cases for row in _measure(case, samples, calls)]
     record = {**environment_record(), "rows": rows}
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(record, indent=1) + "\n")
@@ -81,11 +93,11 @@ def run(cases: Sequence[Case], *, samples: int, output: Path) -> dict[str, Any]:
     return record
 
 
-def _measure(case: Case, samples: int) -> list[dict[str, Any]]:
+def _measure(case: Case, samples: int, calls: int) -> list[dict[str, Any]]:
     golden = case.oracle()
     entries = [compile_rival(rival) for rival in case.rivals]
     errors = [entry_errors(entry, golden) for entry in entries]  # and a warm-up
-    turns = [[entry.sample() for entry in entries] for _ in range(samples)]
+    turns = [[entry.sample(calls) for entry in entries] for _ in range(samples)]
     rows = [
         table_row(case, entry, error, times)
         for entry, error, times in zip(
@@ -140,7 +152,7 @@ def table_row(
 
 def _report(row: dict[str, Any]) -> None:
     print(
-        f"{row['case']:>12} {row['rival']:<30} {row['median_ms']:9.2f} ms  "
+        f"{row['case']:>24} {row['rival']:<30} {row['median_ms']:9.2f} ms  "
         f"error {row['max_error']:.1e}  temporary {row['temporary_memory_mib']:7.1f} "
         f"MiB  compile {row['compile_s']:5.2f} s  {row['hlo_instructions']} HLO"
     )

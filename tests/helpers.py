@@ -63,6 +63,20 @@ def arrays_made(function: Callable[..., Any], *args: Any) -> list[tuple[str, Any
     return made
 
 
+def equations(function: Callable[..., Any], *args: Any) -> list[Any]:
+    """All equations of a function, those of inner programs as often as they stand."""
+
+    def inside(jaxpr: Any) -> Iterator[Any]:
+        for eqn in jaxpr.eqns:
+            yield eqn
+            for inner in jax.tree.leaves(list(eqn.params.values())):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from inside(inner)
+
+    return list(inside(jax.make_jaxpr(function)(*args).jaxpr))
+
+
 # For laws on small arrays: the optimiser's passes are most of their time.
 QUICK = {"xla_backend_optimization_level": 0}
 _COMPILED = "/jax/core/compile/backend_compile_duration"

@@ -22,7 +22,7 @@ NAMES = {
     px.kernels: {
         "AuxOutput", "AuxRequest", "BlockMask", "PagedCache", "and_masks",
         "create_block_mask", "create_mask", "flex_attention", "noop_mask", "not_mask",
-        "or_masks",
+        "or_masks", "symmetric_matmul",
     },
     px.transforms: {
         "CompiledFunction", "GuardReport", "GuardValidationError", "PaddedFunction",

@@ -16,3 +16,4 @@ from .attention import (
     or_masks as or_masks,
     paging as paging,
 )
+from .matrix_products import symmetric_matmul as symmetric_matmul

@@ -65,6 +65,28 @@ def choose(
     raise NotImplementedError(f"{operation}: " + "; ".join(refusals) + ".")
 
 
+def integer_options(operation: str, options: Any) -> dict[str, int]:
+    """`kernel_options` as names and integers of at least 1.
+
+    Raises:
+        TypeError: If they are something else.
+        ValueError: If one is below 1.
+    """
+    options = {} if options is None else options
+    names = isinstance(options, dict) and all(isinstance(x, str) for x in options)
+    if not names or not all(type(x) is int for x in options.values()):
+        raise TypeError(
+            f"{operation}: kernel_options must be a dict from names to integers, found "
+            f"{options!r}."
+        )
+    wrong = {name: n for name, n in options.items() if n < 1}
+    if wrong:
+        raise ValueError(
+            f"{operation}: kernel_options must be at least 1, found {wrong}."
+        )
+    return dict(options)
+
+
 def check_options(operation: str, backend: Backend, options: dict[str, Any]) -> None:
     """Refuse options the chosen backend does not read.
 

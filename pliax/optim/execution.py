@@ -25,7 +25,7 @@ from pliax.core.manual_axes import varying_axes
 from .matrix_axes import MatrixAxes, matrices
 from .newton_schulz import NewtonSchulz
 from .ownership import Local, by_owners
-from .stacks import Stack, apply_to_stacks, cut, grouped, wide
+from .stacks import Stack, apply_to_stacks, cut, grouped, portions, wide
 
 
 EXECUTIONS = ("auto", "per_matrix", "stacked", "owner")
@@ -146,11 +146,21 @@ def one_by_one(stacks: Sequence[Stack], how: NewtonSchulz) -> list[Stack]:
 
 
 def in_stacks(stacks: Sequence[Stack], how: NewtonSchulz) -> list[Stack]:
-    """All matrices of a shape, or of its transpose, at once."""
+    """Matrices of a shape, or of its transpose, together: few large products.
+
+    So many together as fill a device, and one portion after another, so that there is
+    memory for the intermediates of one.
+    """
     results: list[Any] = [None] * len(stacks)
     for numbers in grouped(map(_what_stacks_together, stacks)):
-        done = how(jnp.concatenate([wide(stacks[i]) for i in numbers]))
-        lengths = [len(stacks[i]) for i in numbers]
-        for i, part in zip(numbers, cut(done, lengths), strict=True):
-            results[i] = part if part.shape == stacks[i].shape else part.mT
+        numbers = sorted(numbers, key=lambda i: stacks[i].shape)  # transposes apart
+        done = None
+        for portion in portions(numbers, [stacks[i].shape for i in numbers]):
+            taken = [stacks[i] for i in portion]
+            # Rounded by then, so that each reads its gradient and momentum once.
+            *taken, done = lax.optimization_barrier((*taken, done))
+            done = how(jnp.concatenate([wide(x) for x in taken]))
+            parts = cut(done, [len(x) for x in taken])
+            for i, x, part in zip(portion, taken, parts, strict=True):
+                results[i] = part if part.shape == x.shape else part.mT
     return results

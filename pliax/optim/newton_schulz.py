@@ -11,6 +11,7 @@ Sharp edges. The norm is taken in float32, so a matrix with entries beyond about
 """
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -21,12 +22,16 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Integer, Real
 
+from pliax.kernels.matrix_products import add_matmul, matmul, rounded, symmetric_matmul
+
 from .coefficients import COEFFICIENTS, check_coefficients
 
 
 STEPS = 5
 EPSILON = 1e-7
 MAX_STEPS = 100  # torch.optim.Muon refuses from here on
+# Of float32 and float64, whatever jax_default_matmul_precision is.
+PRECISION = lax.Precision.HIGHEST
 
 Method = Callable[[Array, "NewtonSchulz"], Array]
 
@@ -63,16 +68,8 @@ class NewtonSchulz:
         return self.method(X, self)
 
     def round(self, X: Array) -> Array:
-        """Round to the working dtype for certain.
-
-        XLA may drop a pair of converts (xla_allow_excess_precision), never a
-        reduce_precision. Measured on a CPU, it costs nothing.
-        """
-        kind = jnp.finfo(self.dtype)
-        if kind.bits < 32:
-            X = X.astype(jnp.float32)
-            X = lax.reduce_precision(X, kind.nexp, kind.nmant)
-        return X.astype(self.dtype)
+        """Round to the working dtype for certain."""
+        return rounded(X, self.dtype)
 
     def step(self, index: Any) -> tuple[Array, ...]:
         """``a, b, c`` of one step, whose number may be traced."""
@@ -163,11 +160,12 @@ def _standard(
 
     def step(i: Any, X: Array) -> Array:
         a, b, c = iteration.step(i)
-        A = iteration.round(_matmul(X, X.mT))
-        B = iteration.round(b * wide(A) + c * _matmul(A, A))
-        return iteration.round(a * wide(X) + _matmul(B, X))
+        A = symmetric_matmul(X, precision=PRECISION)
+        B = symmetric_matmul(A, A, alpha=c, beta=b, precision=PRECISION)
+        return add_matmul(B, X, X, beta=a, precision=PRECISION)
 
-    return lax.fori_loop(0, iteration.steps, step, X)
+    unroll = isinstance(iteration.steps, int) and jax.default_backend() != "cpu"
+    return lax.fori_loop(0, iteration.steps, step, X, unroll=unroll)
 
 
 # Steps between two products with X. Rounding leaves eigenvalues of X X^T below zero by
@@ -179,8 +177,10 @@ _FIRST, _LATER = 2, 3
 def _gram(X: Float[Array, "*L M N"], iteration: NewtonSchulz) -> Float[Array, "*L M N"]:
     r"""The same polynomials of ``X X^T``, multiplied together before they meet X.
 
-    All are symmetric and commute: with ``P = a I + b R + c R R`` a step takes the Gram
-    matrix ``R`` to ``P R P``, and ``Q`` to ``P Q``, where ``X_k = Q X``.
+    All are symmetric and commute, so that their products are symmetric, too: with
+    ``P = a I + b R + c R R`` a step takes the Gram matrix ``R`` to ``P R P``, and ``Q``
+    to ``P Q``, where ``X_k = Q X``. Of P Q both sides of the diagonal are made: as
+    P and Q commute up to rounding alone, one side errs by a third more.
     """
     M, N = X.shape[-2:]
     if 2 * N <= 3 * M:
@@ -193,38 +193,18 @@ def _gram(X: Float[Array, "*L M N"], iteration: NewtonSchulz) -> Float[Array, "*
 
 
 def _several_steps(X: Array, steps: range, iteration: NewtonSchulz) -> Array:
-    def product(A: Array, B: Array) -> Array:
-        return _matmul(A, B, A.dtype)  # half the memory that float32 sums would take
-
-    R, Q = product(X, X.mT), None
+    product = functools.partial(add_matmul, commute=True, precision=PRECISION)
+    R, Q = symmetric_matmul(X, precision=PRECISION), None
     for i in steps:
         a, b, c = iteration.step(i)
-        diagonal = jnp.broadcast_to(a * jnp.eye(R.shape[-1], dtype=a.dtype), R.shape)
-        P = iteration.round(diagonal + b * wide(R) + c * _matmul(R, R))
-        Q = P if Q is None else product(P, Q)
+        P = symmetric_matmul(R, R, alpha=c, beta=b, gamma=a, precision=PRECISION)
+        Q = P if Q is None else matmul(P, Q, P.dtype, precision=PRECISION)
         if i != steps[-1]:
             R = product(P, product(R, P))
-    return X if Q is None else product(Q, X)
+    return X if Q is None else matmul(Q, X, X.dtype, precision=PRECISION)
 
 
 METHODS: dict[str, Method] = {"standard": _standard, "gram": _gram}
-
-
-def _matmul(
-    A: Float[Array, "*L M K"], B: Float[Array, "*L K N"], dtype: Any = None
-) -> Array:
-    """Operands as they are, sums in float32 or wider, results so or rounded once.
-
-    One form serves every platform: tensor cores want bfloat16 operands, and on a
-    CPU this form took 0.6 of the time of float32 operands (d=512, 2 cores of a
-    Zen 4 EPYC, jax 0.12.0.1 and 0.11.2 alike). The explicit precision shields it
-    from jax_default_matmul_precision; products of bfloat16 are exact in float32.
-    """
-    narrow = jnp.finfo(A.dtype).bits < 32
-    precision = lax.Precision.DEFAULT if narrow else lax.Precision.HIGHEST
-    sums = jnp.float64 if A.dtype == jnp.float64 else jnp.float32
-    kind = dtype or sums
-    return jnp.matmul(A, B, precision=precision, preferred_element_type=kind)
 
 
 def wide(X: Array) -> Array:

@@ -3,11 +3,16 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
 from .matrix_axes import Matrices
 
+
+# Elements of the matrices X X^T: 1,024 tiles of 128 x 128, of which half are made, are
+# four rounds of the 132 multiprocessors of an H200.
+_ENOUGH = 2**24
 
 Stack = Float[Array, "_ _ _"]  # each of several has sizes of its own
 
@@ -37,6 +42,15 @@ def grouped(keys: Iterable[Any]) -> list[list[int]]:
     for i, key in enumerate(keys):
         groups.setdefault(key, []).append(i)
     return list(groups.values())
+
+
+def portions(
+    numbers: Sequence[int], shapes: Sequence[tuple[int, ...]]
+) -> list[list[int]]:
+    """Stacks of one shape in so many portions as are each enough for a device."""
+    grams = sum(count * min(sides) ** 2 for count, *sides in shapes)
+    count = max(1, min(grams // _ENOUGH, len(numbers)))
+    return [part.tolist() for part in np.array_split(np.asarray(numbers), count)]
 
 
 def wide(X: Stack) -> Stack:

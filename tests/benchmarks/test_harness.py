@@ -64,3 +64,17 @@ def test_the_error_is_the_distance_from_the_oracle(tmp_path):
     assert [row["max_error"] for row in record["rows"]] == [0.0, 0.5]
     assert [row["mean_error"] for row in record["rows"]] == [0.0, 0.5]
     assert json.loads((tmp_path / "new" / "sum.json").read_text()) == record
+
+
+@pytest.mark.parametrize(
+    "arguments", [("bench_muon.py", "--gpu"), ("bench_matrix_products.py",)]
+)
+def test_what_is_measured_on_a_gpu_is_right_on_any_device(arguments, tmp_path):
+    script, *options = arguments
+    output = tmp_path / "quick.json"
+    command = [sys.executable, str(harness.ROOT / "benchmarks" / script), *options]
+    command += ["--quick", "--output", str(output)]
+    subprocess.run(command, check=True, capture_output=True, cwd=harness.ROOT)
+    rows = json.loads(output.read_text())["rows"]
+    assert len({row["case"] for row in rows}) == len(rows) - (2 if options else 3)
+    assert all(row["max_error"] < 0.05 for row in rows)

@@ -1,0 +1,38 @@
+"""What kernels for Hopper GPUs share: where they run, and their shared memory."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+CAPABILITY = "9.0"  # wgmma and TMA as the kernels use them
+
+
+def refused_device() -> str | None:
+    """Why the default device runs no such kernel; None if it does."""
+    device = jax.devices()[0]
+    found = getattr(device, "compute_capability", device.platform)
+    if found == CAPABILITY:
+        return None
+    return (
+        f"it runs on NVIDIA GPUs of compute capability {CAPABILITY} (H100, H200), "
+        f'found {found}; kernel_options={{"interpret": 1}} runs it anywhere, slowly'
+    )
+
+
+def refused_counting() -> str | None:
+    """Why a kernel that counts in 32 bits cannot run; None if it can."""
+    if jax.dtypes.canonicalize_dtype("int64") == jnp.int64:
+        return "it counts in 32 bits, and jax_enable_x64 is on"
+    return None
+
+
+def shared_memory(dtype: Any, *shape: int) -> Any:
+    """Matrices in shared memory, as TMA writes and the tensor cores read them."""
+    import jax.experimental.pallas.mosaic_gpu as plgpu  # which takes a second to load
+
+    tiling: Any = plgpu.TilingTransform
+    swizzle: Any = plgpu.SwizzleTransform
+    width = 128 // jnp.dtype(dtype).itemsize
+    return plgpu.SMEM(shape, dtype, transforms=(tiling((8, width)), swizzle(128)))

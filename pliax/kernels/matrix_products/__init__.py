@@ -1,0 +1,7 @@
+"""Products of stacked matrices, and what a library of general ones does twice over."""
+
+from .api import add_matmul as add_matmul, symmetric_matmul as symmetric_matmul
+from .xla import product as matmul, rounded as rounded
+
+
+__all__ = ["add_matmul", "matmul", "rounded", "symmetric_matmul"]

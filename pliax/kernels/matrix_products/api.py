@@ -1,0 +1,166 @@
+"""symmetric_matmul and add_matmul: what is checked, and which backend runs."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pliax.kernels._backends import check_options, choose, integer_options
+
+from . import derivatives, xla
+from .backends import BACKENDS, Arguments, Kind
+from .derivatives import Static
+
+
+def symmetric_matmul(
+    X: Any,
+    C: Any = None,
+    *,
+    alpha: Any = 1.0,
+    beta: Any = 1.0,
+    gamma: Any = 0.0,
+    precision: Any = None,
+    implementation: str | None = None,
+    kernel_options: Any = None,
+) -> Any:
+    r"""Gram matrices, at half of the work where a fused kernel runs.
+
+    .. math:: \alpha X X^\top + \beta C + \gamma I
+
+    For a symmetric `A`, ``symmetric_matmul(A, A, alpha=c, beta=b)`` is ``b A + c A A``.
+    The fused kernel computes the tiles on one side of the diagonal and writes both.
+    Sums are float32 (float64 for float64), and the result is rounded once.
+
+    Args:
+        X: Matrices, [\*L, M, K], floating.
+        C: Symmetric matrices, [\*L, M, M], of the same dtype; None for zero. The fused
+            kernel reads the tiles on one side of the diagonal alone: of a C that is not
+            symmetric the result's upper triangle may have either.
+        alpha: Factor of the products: a number, or one for each matrix, [\*L].
+        beta: Factor of C, likewise.
+        gamma: Factor of the identity matrix, likewise.
+        precision: Of float32 and float64 products, as `jax.numpy.matmul` takes it.
+        implementation: "xla" (the full product, on any platform) or "mosaic_gpu" (half
+            of the tiles, for Hopper GPUs, bfloat16 and float16). None takes the fused
+            kernel where there is one such GPU and the matrices are large enough to
+            gain, else "xla". A name never falls back.
+        kernel_options: For "mosaic_gpu": `interpret`, 1 to run the kernel in JAX's
+            interpreter, on any device, slowly.
+
+    Returns:
+        Symmetric matrices, [\*L, M, M], in the dtype of X: to the last bit where the
+        fused kernel runs, elsewhere up to rounding.
+
+    Raises:
+        ValueError: If shapes, dtypes or options do not fit.
+        TypeError: If an argument is no floating array.
+        NotImplementedError: If the named implementation refuses the arguments.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import pliax as px
+        >>> X = jnp.array([[1.0, 2.0], [0.0, 1.0]])
+        >>> px.kernels.symmetric_matmul(X, jnp.eye(2), beta=10.0)
+        Array([[15.,  2.],
+               [ 2., 11.]], dtype=float32)
+
+    References:
+        Dongarra et al., "A set of level 3 basic linear algebra subprograms", 1990,
+        where it is SYRK.
+    """
+    operation = "symmetric_matmul"
+    X = _matrices(operation, "X", X)
+    if C is not None:
+        C = _addend(operation, C, X)
+    factors = (("alpha", alpha), ("beta", beta), ("gamma", gamma))
+    factors = tuple(_factor(operation, name, x, X) for name, x in factors)
+    options = integer_options(operation, kernel_options)
+    kind = Kind(is_symmetric=True, is_gram=True, has_shift=not _is_zero(gamma))
+    backend = choose(
+        operation, BACKENDS, Arguments(X, X, kind, options), implementation
+    )
+    check_options(operation, backend, options)
+    static = Static(backend, kind, precision, tuple(sorted(options.items())))
+    return derivatives.gram(static, X, C, factors)
+
+
+def add_matmul(
+    A: Float[Array, "*L M K"],
+    B: Float[Array, "*L K N"],
+    C: Float[Array, "*L M N"] | None = None,
+    *,
+    alpha: Any = 1.0,
+    beta: Any = 1.0,
+    commute: bool = False,
+    precision: Any = None,
+    implementation: str | None = None,
+    kernel_options: Any = None,
+) -> Array:
+    """The sum alpha A B + beta C, rounded once, without a pass over memory for it.
+
+    XLA leaves the sum to a second kernel: on an H200 72 products of (896, 896) with
+    (896, 4864) take 1.62 ms so, and 0.86 ms here. If A and B are symmetric and
+    `commute`, so is A B, of which one side of the diagonal is made then. Other options
+    are those of `symmetric_matmul`.
+    """
+    operation = "add_matmul"
+    factors = (("alpha", alpha), ("beta", beta), ("gamma", 0.0))
+    factors = tuple(_factor(operation, name, x, A) for name, x in factors)
+    options, kind = integer_options(operation, kernel_options), Kind(commute)
+    backend = choose(
+        operation, BACKENDS, Arguments(A, B, kind, options), implementation
+    )
+    static = Static(backend, kind, precision, tuple(sorted(options.items())))
+    return derivatives.added(static, A, B, C, factors)
+
+
+# --- boundary -------------------------------------------------------------------------
+
+
+def _matrices(operation: str, name: str, x: Any) -> Array:
+    if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.floating):
+        found = getattr(x, "dtype", type(x).__name__)
+        raise TypeError(
+            f"{operation}: {name} must be a floating array, found {found}.\n"
+            f"Pass jnp.asarray({name}, dtype) with a floating dtype."
+        )
+    if x.ndim < 2:
+        raise ValueError(
+            f"{operation}: {name} must be matrices [*L, M, K], found shape {x.shape}.\n"
+            f"Give a vector its second axis: {name}[:, None]."
+        )
+    return jnp.asarray(x)
+
+
+def _addend(operation: str, C: Any, X: Array) -> Array:
+    C = _matrices(operation, "C", C)
+    wanted = jax.ShapeDtypeStruct((*X.shape[:-1], X.shape[-2]), X.dtype)
+    if C.shape != wanted.shape or C.dtype != wanted.dtype:
+        raise ValueError(
+            f"{operation}: X {_described(X)} wants C {_described(wanted)}, found "
+            f"{_described(C)}.\nBroadcast or cast C first."
+        )
+    return C
+
+
+def _is_zero(factor: Any) -> bool:
+    return isinstance(factor, int | float) and factor == 0
+
+
+def _described(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}"
+
+
+def _factor(operation: str, name: str, x: Any, X: Array) -> Array:
+    """A number for each matrix."""
+    stack = X.shape[:-2]
+    is_real = isinstance(x, int | float) or (
+        hasattr(x, "dtype") and not jnp.iscomplexobj(x)
+    )
+    if not is_real or jnp.shape(x) not in ((), stack):
+        raise ValueError(
+            f"{operation}: {name} must be a real number, or one for each matrix of "
+            f"shape {stack}, found {x if jnp.ndim(x) == 0 else jnp.shape(x)}."
+        )
+    return jnp.broadcast_to(jnp.asarray(x, xla.sums_dtype(X.dtype)), stack)

@@ -1,0 +1,375 @@
+"""Laws of Gram matrices and of products with an addend, fused or by XLA."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_error_rule, equations, in_float64, normal
+from hypothesis import given, settings, strategies as st
+from jax.test_util import check_grads
+
+import pliax as px
+from pliax.kernels._backends import choose
+from pliax.kernels.matrix_products import add_matmul, backends, mosaic_gpu, schedules
+from pliax.kernels.matrix_products.backends import Arguments, Kind
+
+
+symmetric_matmul = px.kernels.symmetric_matmul
+FUSED = {"implementation": "mosaic_gpu", "kernel_options": {"interpret": 1}}
+BF16 = jnp.bfloat16
+
+
+def formula(X, C=None, alpha=1.0, beta=1.0, gamma=0.0):
+    """As a user would write it, in the dtype of X."""
+    XX = X @ X.mT
+    alpha, beta, gamma = (
+        jnp.broadcast_to(jnp.asarray(x, X.dtype), X.shape[:-2])[..., None, None]
+        for x in (alpha, beta, gamma)
+    )
+    identity = jnp.broadcast_to(jnp.eye(XX.shape[-1], dtype=X.dtype), XX.shape)
+    total = alpha * XX + gamma * identity
+    return total if C is None else total + beta * C
+
+
+def added(A, B, C, alpha=1.0, beta=1.0):
+    alpha, beta = (jnp.asarray(x, A.dtype) for x in (alpha, beta))
+    return alpha * (A @ B) + beta * C
+
+
+# --- the meaning ----------------------------------------------------------------------
+
+
+SIZES = {
+    "stack": st.sampled_from([(), (1,), (3,), (2, 2)]),
+    "rows": st.integers(1, 300),
+    "depth": st.integers(1, 200),
+}
+
+
+@settings(max_examples=4)
+@given(
+    **SIZES,
+    dtype=st.sampled_from([BF16, jnp.float16]),
+    has_addend=st.booleans(),
+    gamma=st.sampled_from([0.0, 3.4445]),
+)
+def test_the_fused_gram_matrix_is_as_exact_as_the_formula_and_symmetric(
+    stack, rows, depth, dtype, has_addend, gamma
+):
+    X = (normal(0, (*stack, rows, depth)) / depth**0.5).astype(dtype)
+    C = (
+        formula((normal(1, (*stack, rows, 8)) / 3).astype(dtype))
+        if has_addend
+        else None
+    )
+    options = {"alpha": 2.0315, "beta": -4.775, "gamma": gamma}
+    actual = symmetric_matmul(X, C, **options, **FUSED)
+    np.testing.assert_array_equal(actual, actual.mT)
+    wanted = partial(formula, **options)
+    golden = in_float64(wanted, X) if C is None else in_float64(wanted, X, C)
+    assert_error_rule(actual, wanted(X, C), golden)
+
+
+@settings(max_examples=3)
+@given(**SIZES, columns=st.sampled_from([1, 65, 256, 300, 512]))
+def test_a_fused_product_with_an_addend_is_as_exact_as_the_formula(
+    stack, rows, depth, columns
+):
+    A, B, C = (
+        normal(n, (*stack, *sizes), BF16)
+        for n, sizes in enumerate(((rows, depth), (depth, columns), (rows, columns)))
+    )
+    actual = add_matmul(A, B, C, alpha=0.5, beta=3.4445, **FUSED)
+    wanted = partial(added, alpha=0.5, beta=3.4445)
+    assert_error_rule(actual, wanted(A, B, C), in_float64(wanted, A, B, C))
+
+
+@given(
+    **SIZES,
+    dtype=st.sampled_from([BF16, jnp.float16, jnp.float32]),
+    alpha=st.floats(-3, 3),
+)
+def test_xla_is_as_exact_as_the_formula(stack, rows, depth, dtype, alpha):
+    X = (normal(0, (*stack, rows, depth)) / depth**0.5).astype(dtype)
+    C = formula(X)
+    actual = symmetric_matmul(X, C, alpha=alpha, beta=0.5, gamma=2.0)
+    wanted = partial(formula, alpha=alpha, beta=0.5, gamma=2.0)
+    assert actual.dtype == dtype
+    assert_error_rule(actual, wanted(X, C), in_float64(wanted, X, C))
+
+
+def test_of_commuting_symmetric_matrices_one_side_of_the_product_is_made():
+    X = (normal(0, (2, 200, 64)) / 8).astype(BF16)
+    A = symmetric_matmul(X, **FUSED)
+    B = symmetric_matmul(A, A, alpha=0.3, beta=0.7, gamma=1.0, **FUSED)
+    actual = add_matmul(A, B, commute=True, **FUSED)
+    np.testing.assert_array_equal(actual[:, :128, 128:], actual[:, 128:, :128].mT)
+    golden = in_float64(jnp.matmul, A, B)
+    error = np.abs(np.asarray(actual, np.float64) - golden).mean()
+    plain = np.abs(np.asarray(A @ B, np.float64) - golden).mean()
+    assert error <= 1.5 * plain  # they commute up to rounding
+
+
+@pytest.mark.parametrize("options", [{}, FUSED])
+def test_each_matrix_may_have_its_own_factors(options):
+    X = normal(0, (2, 3, 70, 64), BF16)
+    alpha, gamma = jnp.arange(6.0).reshape(2, 3), jnp.full((2, 3), 2.0)
+    actual = symmetric_matmul(X, alpha=alpha, gamma=gamma, **options)
+    single = [
+        symmetric_matmul(X[i], alpha=float(alpha[i]), gamma=2.0, **options)
+        for i in np.ndindex(2, 3)
+    ]
+    np.testing.assert_array_equal(actual.reshape(6, 70, 70), single)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3), (2, 0, 3), (2, 4, 0)])
+def test_what_is_empty_sums_to_nothing(shape):
+    X, C = jnp.ones(shape), jnp.ones((*shape[:-1], shape[-2]))
+    np.testing.assert_array_equal(
+        symmetric_matmul(X, C, beta=2.0), formula(X, C, beta=2.0)
+    )
+
+
+def test_nan_stays_with_its_matrix_and_row():
+    X = normal(0, (2, 130, 64), BF16).at[1, 5, 0].set(jnp.nan)
+    is_nan = np.isnan(symmetric_matmul(X, **FUSED))
+    expected = np.zeros((2, 130, 130), bool)
+    expected[1, 5], expected[1, :, 5] = True, True
+    np.testing.assert_array_equal(is_nan, expected)
+
+
+# --- transformations ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("factor", [2.0, np.array([2.0, -1.0, 0.5])])
+def test_derivatives_of_all_orders_and_modes(factor):
+    with jax.enable_x64(True):
+        X, C = normal(0, (3, 4, 5), jnp.float64), normal(1, (3, 4, 4), jnp.float64)
+
+        def f(X, C, alpha, beta, gamma):
+            return symmetric_matmul(X, C, alpha=alpha, beta=beta, gamma=gamma)
+
+        def g(X, C, alpha, beta):
+            X, C = jnp.asarray(X), jnp.asarray(C)  # check_grads passes NumPy's
+            return add_matmul(X, X.mT, C, alpha=alpha, beta=beta)
+
+        factors = (jnp.asarray(factor),) * 3
+        check_grads(f, (X, C, *factors), order=2, modes=("fwd", "rev"))
+        check_grads(g, (X, C, *factors[:2]), order=2, modes=("fwd", "rev"))
+
+
+@pytest.mark.parametrize("options", [{}, FUSED])
+def test_gradients_are_those_of_the_formula(options):
+    X, C = (normal(0, (2, 70, 64)) / 8).astype(BF16), normal(1, (2, 70, 70), BF16)
+    weights = normal(2, (2, 70, 70))
+
+    def loss(f, X, C, alpha):
+        return jnp.sum(weights * f(X, C, alpha=alpha, gamma=1.0).astype(jnp.float32))
+
+    def gradients(f, *args):
+        return jax.grad(partial(loss, f), (0, 1, 2))(*args)
+
+    args = X, C, jnp.float32(0.7)
+    golden = in_float64(lambda *a: gradients(formula, *a), *args)
+    ours, plain = (
+        gradients(f, *args) for f in (partial(symmetric_matmul, **options), formula)
+    )
+    assert_error_rule(ours[:2], plain[:2], golden[:2])
+    np.testing.assert_allclose(ours[2], golden[2], rtol=1e-2)
+
+
+def test_the_gradient_of_a_gram_matrix_takes_one_product():
+    def grad(X):
+        return jax.vjp(symmetric_matmul, X)[1](jnp.ones((4, 4)))
+
+    made = [x.primitive.name for x in equations(grad, jnp.ones((4, 5)))]
+    assert made.count("dot_general") == 2  # with the Gram matrix
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_vmap_makes_a_larger_stack(axis, monkeypatch):
+    seen, run = [], mosaic_gpu.add_product
+    monkeypatch.setattr(
+        mosaic_gpu,
+        "add_product",
+        lambda A, *rest, **kw: seen.append(A.shape) or run(A, *rest, **kw),
+    )
+    X = jnp.moveaxis(normal(0, (2, 3, 40, 64), BF16), 0, axis)
+    alpha = jnp.array([1.0, 2.0])
+
+    def f(X, alpha):
+        return symmetric_matmul(X, jnp.ones((3, 40, 40), BF16), alpha=alpha, **FUSED)
+
+    mapped = jax.vmap(f, (axis, 0))(X, alpha)
+    assert seen[-1] == (6, 40, 64)
+    single = [f(jnp.take(X, n, axis), alpha[n]) for n in range(2)]
+    np.testing.assert_array_equal(mapped, single)
+
+
+def test_factors_may_be_traced():
+    X = normal(0, (2, 20, 8))
+    jitted = jax.jit(lambda X, a: symmetric_matmul(X, X @ X.mT, beta=a))
+    np.testing.assert_allclose(
+        jitted(X, 3.0), formula(X, X @ X.mT, beta=3.0), rtol=1e-5, atol=1e-5
+    )
+
+
+# --- how the work is cut --------------------------------------------------------------
+
+
+def work(schedule):
+    """Matrix, tile and half of everything the thread blocks make, as the kernel does."""
+    made = []
+    for block in range(schedule.blocks):
+        shares = [
+            max(0, -(-(n - block) // schedule.blocks))
+            for n in (schedule.whole, schedule.halves)
+        ]
+        made += [
+            (*divmod(block + n * schedule.blocks, schedule.tiles), half)
+            for n in range(shares[0])
+            for half in (0, 1)
+        ]
+        for n in range(shares[1]):
+            unit = block + n * schedule.blocks
+            tile = schedule.whole + unit // 2
+            made.append((*divmod(tile, schedule.tiles), unit % 2))
+    return made
+
+
+@given(
+    matrices=st.integers(1, 20),
+    rows=st.integers(1, 2000),
+    columns=st.integers(1, 2000),
+    blocks=st.sampled_from([4, 66, 132]),
+    is_symmetric=st.booleans(),
+)
+def test_every_tile_is_made_once(matrices, rows, columns, blocks, is_symmetric):
+    m, n = (-(-x // schedules.TILE) for x in (rows, columns))
+    schedule = schedules.rectangle(matrices, rows, columns, blocks=blocks)
+    wanted = {(i, j) for i in range(m) for j in range(n)}
+    if is_symmetric:
+        schedule = schedules.triangle(matrices, rows, blocks)
+        wanted = {(i, j) for i in range(m) for j in range(i + 1)}
+    order = [tuple(x) for x in schedule.order.tolist()]
+    assert len(order) == len(wanted) and set(order) == wanted
+    made = work(schedule)
+    assert len(made) == len(set(made)) == 2 * matrices * schedule.tiles
+    busiest = matrices * schedule.tiles / blocks
+    assert busiest <= schedule.rounds < busiest + 1
+
+
+SHAPES = [(24, 896, 4864), (17, 512, 512), (1, 192, 64)]
+
+
+@pytest.mark.parametrize("kind", [Kind(True, True, True), Kind(True), Kind(False)])
+@pytest.mark.parametrize("sizes", SHAPES)
+def test_all_kinds_are_compiled_for_a_gpu(kind, sizes):
+    L, M, K = sizes
+    given = [(L, M, K), (L, M, K), (L, M, M)] if kind.is_gram else [(L, M, M)] * 3
+    if not kind.is_symmetric:
+        given = [(L, M, M), (L, M, K), (L, M, K)]
+    arrays = [jax.ShapeDtypeStruct(x, BF16) for x in given]
+    run = partial(mosaic_gpu.add_product, kind=kind, interpret=False)
+    factors = jax.ShapeDtypeStruct((L, 3), jnp.float32)
+    lowered = jax.jit(run).trace(*arrays, factors).lower(lowering_platforms=("cuda",))
+    assert "mosaic_gpu" in lowered.as_text()
+
+
+# --- which implementation -------------------------------------------------------------
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """As if the default device were one Hopper GPU; programs still run on the CPU."""
+    monkeypatch.setattr(backends, "refused_device", lambda: None)
+    monkeypatch.setattr(jax, "device_count", lambda *_: 1)
+
+
+def chosen(shape, dtype=BF16):
+    X = jax.ShapeDtypeStruct(shape, dtype)
+    return choose(
+        "it", backends.BACKENDS, Arguments(X, X, Kind(True, True), {}), None
+    ).name
+
+
+@pytest.mark.usefixtures("hopper")
+def test_the_fused_kernel_is_the_default_where_it_gains():
+    assert chosen((24, 896, 4864)) == chosen((4096, 4096)) == "mosaic_gpu"
+    assert chosen((896, 896)) == "xla"  # too few tiles
+    assert chosen((24, 896, 128)) == chosen((24, 128, 896)) == "xla"
+    assert chosen((24, 900, 4864)) == "xla"
+    assert chosen((24, 896, 4864), jnp.float32) == "xla"
+
+
+@pytest.mark.usefixtures("hopper")
+def test_the_kernel_is_compiled_for_the_gpu_and_xla_for_the_cpu():
+    X = jax.ShapeDtypeStruct((24, 896, 1024), BF16)
+    traced = jax.jit(symmetric_matmul).trace(X)
+    on_gpu, on_cpu = (
+        traced.lower(lowering_platforms=(name,)).as_text() for name in ("cuda", "cpu")
+    )
+    assert "mosaic_gpu" in on_gpu and "mosaic_gpu" not in on_cpu
+
+
+@pytest.mark.usefixtures("hopper")
+def test_muon_takes_it():
+    from pliax.optim.newton_schulz import choose_iteration
+
+    X = jax.ShapeDtypeStruct((24, 896, 4864), BF16)
+    for method, kernels in (("standard", 3), ("gram", 2)):
+        iteration = choose_iteration(method=method)
+        text = jax.jit(iteration).trace(X).lower(lowering_platforms=("cuda",)).as_text()
+        assert text.count("mosaic_gpu") >= kernels
+
+
+def test_a_name_never_falls_back():
+    with pytest.raises(NotImplementedError, match=r"capability 9.0 \(H100, H200\)"):
+        symmetric_matmul(jnp.ones((8, 8), BF16), implementation="mosaic_gpu")
+    with pytest.raises(
+        NotImplementedError, match="bfloat16 and float16, found float32"
+    ):
+        symmetric_matmul(jnp.ones((8, 8)), **FUSED)
+    with pytest.raises(NotImplementedError, match="no tiles to make of"):
+        symmetric_matmul(jnp.ones((8, 0), BF16), **FUSED)
+    with jax.enable_x64(True), pytest.raises(NotImplementedError, match="32 bits"):
+        symmetric_matmul(jnp.ones((8, 8), BF16), **FUSED)
+    with pytest.raises(ValueError, match="there is 'mosaic_gpu', 'xla'"):
+        symmetric_matmul(jnp.ones((8, 8)), implementation="triton")
+
+
+X = np.ones((2, 3, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "error", "text"),
+    [
+        ((X.astype(int),), {}, TypeError, "X must be a floating array, found int64"),
+        (([[1.0]],), {}, TypeError, "X must be a floating array, found list"),
+        ((X[0, 0],), {}, ValueError, r"must be matrices \[\*L, M, K\], found shape"),
+        (
+            (X, X),
+            {},
+            ValueError,
+            r"wants C float32\[2, 3, 3\], found float32\[2, 3, 4\]",
+        ),
+        ((X, X[..., :3].astype(np.float16)), {}, ValueError, "found float16"),
+        (
+            (X,),
+            {"alpha": np.ones(3)},
+            ValueError,
+            r"alpha must be .*\(2,\), found \(3,\)",
+        ),
+        ((X,), {"beta": 1j}, ValueError, "beta must be a real number"),
+        ((X,), {"gamma": "1"}, ValueError, "gamma must be a real number"),
+        ((X,), {"kernel_options": 3}, TypeError, "a dict from names to integers"),
+        ((X,), {"kernel_options": {"interpret": 0}}, ValueError, "at least 1"),
+        ((X,), {"kernel_options": {"interpret": 1}}, ValueError, "which reads: none"),
+        ((X,), {"precision": "best"}, ValueError, "Precision argument must be"),
+    ],
+)
+def test_bad_input_is_refused(args, options, error, text):
+    with pytest.raises(error, match=text):
+        symmetric_matmul(*args, **options)
