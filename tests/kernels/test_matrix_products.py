@@ -196,14 +196,16 @@ def test_vmap_makes_a_larger_stack(axis, monkeypatch):
         "add_product",
         lambda A, *rest, **kw: seen.append(A.shape) or run(A, *rest, **kw),
     )
-    X = jnp.moveaxis(normal(0, (2, 3, 40, 64), BF16), 0, axis)
+    rows = 40 + axis  # so that none has been traced before
+    X = jnp.moveaxis(normal(0, (2, 3, rows, 64), BF16), 0, axis)
     alpha = jnp.array([1.0, 2.0])
 
     def f(X, alpha):
-        return symmetric_matmul(X, jnp.ones((3, 40, 40), BF16), alpha=alpha, **FUSED)
+        C = jnp.ones((3, rows, rows), BF16)
+        return symmetric_matmul(X, C, alpha=alpha, **FUSED)
 
     mapped = jax.vmap(f, (axis, 0))(X, alpha)
-    assert seen[-1] == (6, 40, 64)
+    assert seen[-1] == (6, rows, 64)
     single = [f(jnp.take(X, n, axis), alpha[n]) for n in range(2)]
     np.testing.assert_array_equal(mapped, single)
 

@@ -119,6 +119,8 @@ def _refused_by_mosaic_gpu(arguments: Arguments) -> str | None:
         return reason
     if A.dtype not in (jnp.bfloat16, jnp.float16):
         return f"it takes bfloat16 and float16, found {A.dtype}"
+    if not all(isinstance(n, int) for n in (*A.shape, *B.shape)):
+        return f"it needs known sizes, found {A.shape}"
     if 0 in A.shape or 0 in B.shape:
         return f"it has no tiles to make of {A.shape}"
     return refused_counting()
@@ -133,13 +135,14 @@ def _refused_unless_named(arguments: Arguments) -> str | None:
     *stack, rows, depth = arguments.A.shape
     columns = arguments.B.shape[-2 if arguments.kind.is_gram else -1]
     sizes = rows, columns, depth
-    if min(sizes) < _SMALLEST or any(n % 64 for n in sizes):
+    if min(sizes) < _SMALLEST or any(n % schedules.TILE for n in sizes):
         return "smaller products, and those of odd sizes, gain nothing"
-    if not arguments.kind.is_symmetric:
-        return None
-    tiles = math.prod(stack) * (-(-rows // schedules.TILE)) ** 2
+    tiles = math.prod(stack) * (rows // schedules.TILE) * (columns // schedules.TILE)
+    if tiles < schedules.MULTIPROCESSORS:
+        return "so few tiles leave a part of the device without work"
     schedule = schedules.triangle(math.prod(stack), rows)
-    if schedule.rounds > _WORTHWHILE * tiles / schedule.blocks:
+    share = schedule.rounds / (tiles / schedule.blocks)
+    if arguments.kind.is_symmetric and share > _WORTHWHILE:
         return "half of so few tiles takes the device as long as all"
     return None
 
