@@ -24,6 +24,7 @@ from .arguments import (
 )
 from .block_arguments import check_flag
 from .block_mask import BlockMask
+from .merging import FEW
 from .tiles import softmax_dtype
 
 
@@ -85,8 +86,8 @@ def _refused_unless_named(arguments: _Arguments) -> str | None:
         return reason
     if jax.device_count() > 1 or varying_axes(arguments.arrays):
         return "XLA cannot partition a kernel among several devices"
-    if isinstance(query.shape[1], int) and query.shape[1] < xla.FEW:
-        return f"fewer than {xla.FEW} queries are faster where keys are split"
+    if isinstance(query.shape[1], int) and query.shape[1] < FEW:
+        return f"fewer than {FEW} queries are faster where keys are split"
     if arguments.options:
         return f"kernel_options {sorted(arguments.options)} are for one that is named"
     return None
@@ -109,25 +110,30 @@ def _attend_by_platform(query: Array, key: Array, value: Array, **rest: Any) -> 
 
 def _mosaic_gpu(**rest: Any) -> derivatives.Kernel:
     """The fused kernels; gradients of what `score_mod` captured are `xla`'s."""
-    from . import mosaic_gpu, mosaic_gpu_vjp
+    from . import mosaic_gpu_decoding, mosaic_gpu_vjp
+    from .mosaic_gpu_limits import has_backward
 
-    scale, options = rest["scale"], rest | {"interpret": "interpret" in rest}
+    scale, splits = rest["scale"], rest.get("splits")
+    options = {"scale": scale, "interpret": "interpret" in rest}
+
+    def by_xla(arrays: Any, score_mod: Any, block_mask: Any, *rest: Any) -> Any:
+        blocks = xla.layout(*arrays[:2], block_mask, scale=scale, splits=1)
+        return xla.backward(blocks, arrays, score_mod, block_mask, *rest)
 
     def backward(arrays: Any, *args: Any) -> Any:
-        score_mod, block_mask, results, cotangents = args
+        score_mod, block_mask, *_ = args
+        if not has_backward(block_mask):
+            return by_xla(arrays, *args)
         gradients = mosaic_gpu_vjp.backward(arrays, *args, **options)
         if not derivatives.floating_captures(score_mod):
             return gradients, ()
-        query, key, _ = arrays
-        blocks = xla.layout(query, key, block_mask, scale=scale, splits=1)
-        found = xla.backward(blocks, arrays, score_mod, block_mask, results, cotangents)
-        return gradients, found[1]
+        return gradients, by_xla(arrays, *args)[1]
 
     def definition(arrays: Any, score_mod: Any, block_mask: Any) -> Any:
         mods = {"score_mod": score_mod, "block_mask": block_mask}
         return reference.attend(*arrays, **mods, scale=scale)
 
-    forward = partial(mosaic_gpu.forward, **options)
+    forward = partial(mosaic_gpu_decoding.forward, splits=splits, **options)
     return derivatives.Kernel(forward, backward, definition, multiplies_hidden=True)
 
 
@@ -175,7 +181,7 @@ BACKENDS = (
         _attend_mosaic_gpu,
         _refused_by_mosaic_gpu,
         priority=2,
-        options=("interpret",),
+        options=("interpret", "splits"),
         by_default=Backend(
             "mosaic_gpu",
             _attend_by_platform,

@@ -12,6 +12,14 @@ dk and dv reached 330, and 462 with 128; 64 channels gain 5% by more registers. 
 from dataclasses import dataclass
 
 
+_ROWS = 64
+_SHARED_MEMORY = 220 * 2**10  # bytes for matrices, of the 227 KiB of a thread block
+_STAGES = 8
+_MULTIPROCESSORS = 132  # of an H100 or H200
+_PART = 6  # visits that take as long as a part's beginning and end
+_WAVES = 9  # more parts than this do not share multiprocessors any better
+
+
 @dataclass(frozen=True)
 class Config:
     """How a kernel is cut into pieces.
@@ -24,6 +32,8 @@ class Config:
         takes_turns: Whether one computes its softmax while the other has the tensor
             cores. For two warpgroups.
         registers: Of a thread that computes, and of one that moves data: 64K in all.
+        shares_rows: Whether all warpgroups have the same rows and take visits in turn,
+            each for sums of its own; else each has its own rows, and makes all visits.
     """
 
     rows: int = 64
@@ -32,11 +42,17 @@ class Config:
     groups: int = 2
     takes_turns: bool = False
     registers: tuple[int, int] = (232, 40)
+    shares_rows: bool = False
 
     @property
     def span(self) -> int:
         """Rows of a thread block."""
-        return self.rows * self.groups
+        return self.rows * self.groups // self.takers
+
+    @property
+    def takers(self) -> int:
+        """Warpgroups that take visits in turn."""
+        return self.groups if self.shares_rows else 1
 
 
 def forward_config(channels: int, blocks: tuple[int, int] | None) -> Config:
@@ -51,6 +67,48 @@ def forward_config(channels: int, blocks: tuple[int, int] | None) -> Config:
         return Config(columns=columns, groups=3, registers=(160, 24))
     groups = 1 if blocks and blocks[0] % 128 else 2
     return Config(columns=columns, groups=groups, takes_turns=groups == 2)
+
+
+def decoding_config(
+    rows: int, channels: tuple[int, int], blocks: tuple[int, int] | None
+) -> Config:
+    """The blocks of a forward pass of few queries, whose sums are float32.
+
+    Args:
+        rows: Of a key head.
+        channels: Of keys and values, multiples of 64.
+        blocks: The mask's, multiples of 64; None without a mask.
+    """
+    shares = rows <= _ROWS or bool(blocks and blocks[0] % (2 * _ROWS))
+    is_wide = not shares and max(channels) <= 128 and not (blocks and blocks[1] % 128)
+    columns = 128 if is_wide else 64
+    for groups in (2, 1):
+        D, V = channels
+        held = groups * _ROWS * (4 * V if D == V else 2 * D + 4 * V)
+        stages = (_SHARED_MEMORY - held) // (2 * columns * sum(channels))
+        takers = groups if shares else 1
+        if stages >= 2 * takers:
+            break
+    turns = groups == 2 and not shares
+    stages = min(stages, _STAGES) // takers * takers
+    return Config(_ROWS, columns, stages, groups, turns, shares_rows=shares)
+
+
+def splits(blocks: int, visits: int) -> int:
+    """Parts that the visits of a thread block are cut into, to keep the GPU busy.
+
+    The multiprocessor with most to do has `ceil(blocks n / 132)` of the parts, each of
+    `ceil(visits / n)` visits and what it costs to begin and to end.
+
+    Args:
+        blocks: Thread blocks without parts.
+        visits: How many one of them makes, at most.
+    """
+
+    def longest(n: int) -> int:
+        return -(-blocks * n // _MULTIPROCESSORS) * (-(-visits // n) + _PART)
+
+    return min(range(1, _WAVES + 2 * _MULTIPROCESSORS // blocks), key=longest)
 
 
 def backward_config(

@@ -1,12 +1,10 @@
 """Few queries and many keys: the keys are split, and the parts merged by their lse.
 
 One row of queries would walk over its key blocks alone, a small product at a time.
-Here the list of a row is cut into parts of equal length which walk together:
-
-    (o, m, l) of each part,   m = max m_i,   o = sum o_i exp(m_i - m),   l likewise
-
-The query heads of a key head are the rows of one product (`xla.compare`). Lengths are
-data: a mask with traced contents says which blocks a cache has filled.
+Here the list of a row is cut into parts of equal length which walk together, and are
+merged (`merging`). The query heads of a key head are the rows of one product
+(`xla.compare`). Lengths are data: a mask with traced contents says which blocks a cache
+has filled.
 
 References:
     Dao et al., "Flash-Decoding for long-context inference", 2023.
@@ -22,8 +20,9 @@ from jaxtyping import Array, Float
 from pliax.core.manual_axes import vary, varying_axes
 
 from .block_mask import BlockMask
+from .merging import merge, normalise
 from .walking import Layout, Lists, Visits, over_rows, row_lists, walk
-from .xla import fold, normalise, put_row, row_of, split
+from .xla import fold, put_row, row_of, split
 
 
 def forward(
@@ -43,7 +42,7 @@ def forward(
 
         cut = partial(_cut, layout.splits)
         parts = Lists(cut(lists.partial), cut(lists.full))
-        found = normalise(*_merge(jax.vmap(part)(parts)))
+        found = normalise(*merge(jax.vmap(part)(parts)))
         return tuple(
             put_row(layout, whole, r, x)
             for whole, x in zip(results, found, strict=True)
@@ -69,13 +68,3 @@ def _cut(parts: int, visits: Visits) -> Visits:
         return Visits(jnp.clip(num - first, 0, length), taken)
 
     return jax.vmap(part)(jnp.arange(parts, dtype=jnp.int32))
-
-
-def _merge(parts: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-    """Output, maximum and sum of all parts."""
-    out, maximum, total = parts
-    largest = jnp.max(maximum, axis=0)
-    shift = jnp.where(largest == -jnp.inf, jnp.zeros_like(largest), largest)
-    share = jnp.exp(maximum - shift[None])
-    total = jnp.sum(total * share, axis=0)
-    return jnp.sum(out * share[..., None], axis=0), largest, total

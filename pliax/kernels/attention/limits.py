@@ -42,7 +42,7 @@ def limited(here: InBucket, mod: ClosedFunction | None, limits: Limits) -> Any:
         indices = [i if n is None else jnp.minimum(i, n - 1) for i, n in pairs]
         return closed(*score, *indices)
 
-    return close(inside, *_scalars(closed))
+    return close(inside, *scalars(closed))
 
 
 def hiding(mod: ClosedFunction, limits: Limits) -> ClosedFunction:
@@ -56,9 +56,10 @@ def hiding(mod: ClosedFunction, limits: Limits) -> ClosedFunction:
             seen = seen if limit is None else seen & (i < limit)
         return seen
 
-    return close(visible, *_scalars(mod))
+    return close(visible, *scalars(mod))
 
 
-def _scalars(closed: ClosedFunction) -> list[jax.ShapeDtypeStruct]:
+def scalars(closed: ClosedFunction) -> list[jax.ShapeDtypeStruct]:
+    """The types of a mod's arguments."""
     invars = closed.program.jaxpr.invars
     return [jax.ShapeDtypeStruct((), v.aval.dtype) for v in invars]

@@ -14,12 +14,17 @@ weight is 0, and 0 times NaN is not: if a mask may leave a key to nobody, and th
 is not finite, a thread block starts again, and adds the values of partial blocks one by
 one where they are seen.
 
+Of few queries (`parts`) the list of a thread block is cut into parts, which different
+ones take, and their warpgroups share the rows: visit i is that of warpgroup i mod 2.
+Each leaves its sums in float32, to be merged.
+
 References:
     Dao, "FlashAttention-2", 2023, Algorithm 1.
     Shah et al., "FlashAttention-3", 2024, section 3.1 (warpgroups that take turns).
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,7 +37,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .block_mask import BlockMask
-from .configs import Config, forward_config
+from .configs import Config, decoding_config, forward_config, splits as splits_of
 from .diagonals import sees_itself
 from .mosaic_gpu_tiles import (
     LOG2E,
@@ -119,14 +124,60 @@ def forward(
     call = call_of(arrays, block_mask, scale=scale, interpret=interpret)
     query, key, value = map(aligned, arrays)
     config = forward_config(max(key.shape[3], value.shape[3]), call.blocks)
-    blocks = {"q": config.span, "k": reach(config, call.blocks)}
-    score, mask = mods_of(call, score_mod, block_mask, blocks)
-    lists = None if block_mask is None else block_mask.lists(transposed=False)
-    kernel = _Forward(call, config, score, mask, block_mask is not None, query.dtype)
-    out, maximum, log_sum = kernel(query, key, value, as_lists(lists))
+    run = _kernel(call, config, score_mod, block_mask)
+    out, maximum, log_sum = run(query, key, value)
     T, V = call.sizes["q"], arrays[2].shape[3]
     maximum, log_sum = (heads_first(x)[:, :T] for x in (maximum, log_sum))
     return out[:, :T, :, :V], maximum + log_sum, maximum, log_sum
+
+
+def parts(
+    arrays: Any,
+    score_mod: Any,
+    block_mask: BlockMask | None,
+    *,
+    scale: float,
+    interpret: bool = False,
+    splits: int | None = None,
+) -> tuple[Float[Array, "P B H T V"], Float[Array, "P B H T"], Float[Array, "P B H T"]]:
+    """Sums over parts of the keys, for `merge`: output, maximum and sum of weights.
+
+    Args:
+        arrays: Queries by head, (B, H, T, D), and keys and values, (B, S, H, D).
+        score_mod: Score modification or None.
+        block_mask: Its rows of blocks must be made of whole tiles, or be one.
+        scale: Factor of the products.
+        interpret: Whether JAX's interpreter runs the kernel.
+        splits: Thread blocks that share the keys; None for as many as are busy.
+    """
+    (B, H, T, D), key, value = arrays[0].shape, *map(aligned, arrays[1:])
+    by_length = jax.ShapeDtypeStruct((B, T, H, D), key.dtype)
+    given = by_length, *arrays[1:]
+    call = call_of(given, block_mask, scale=scale, interpret=interpret)
+    query = filled(filled(arrays[0], 3, CHANNELS), 2, ALIGNED)
+    config = decoding_config(T, (key.shape[3], value.shape[3]), call.blocks)
+    if splits is None:
+        blocks = B * H * -(-T // config.span)
+        splits = splits_of(blocks, -(-key.shape[1] // config.columns))
+    run = _kernel(call, config, score_mod, block_mask, splits)
+    found = (x.reshape(-1, B, *x.shape[1:]) for x in run(query, key, value))
+    out, maximum, total = (x[:, :, :, :T] for x in found)
+    return out[..., : arrays[2].shape[3]], maximum, total
+
+
+def _kernel(
+    call: Call,
+    config: Config,
+    score_mod: Any,
+    block_mask: BlockMask | None,
+    splits: int | None = None,
+) -> Callable[[Array, Array, Array], Any]:
+    """The kernel of a call, with the arrays of its mods and its mask."""
+    blocks = {"q": config.span, "k": reach(config, call.blocks)}
+    score, mask = mods_of(call, score_mod, block_mask, blocks)
+    lists = None if block_mask is None else block_mask.lists(transposed=False)
+    kernel = _Forward(call, config, score, mask, block_mask is not None, splits)
+    return lambda *arrays: kernel(*arrays, as_lists(lists))
 
 
 def mods_of(
@@ -143,34 +194,49 @@ def mods_of(
 
 @dataclass(frozen=True)
 class _Forward:
+    """The kernel: results of whole rows, or, with `splits`, sums over parts of keys.
+
+    Of whole rows queries and outputs are (B, T, H, ...), of parts by head: the rows of
+    a head lie together, as they came where there is one query.
+    """
+
     call: Call
     config: Config
     score: Operands | None
     mask: Operands | None
     has_lists: bool
-    dtype: Any
+    splits: int | None = None
 
     def __call__(self, query: Array, key: Array, value: Array, lists: Any) -> Any:
-        B, T, H, D = query.shape
-        V, config = value.shape[3], self.config
+        B, H = self.call.sizes["b"], self.call.sizes["h"]
+        (D, V), config = (query.shape[3], value.shape[3]), self.config
         mods = [x.arrays for x in (self.score, self.mask) if x is not None]
         arrays = (query, key, value), tuple(lists), *mods
         leaves, tree = jax.tree.flatten(arrays)
-        rows = -(-T // config.span) * config.span  # a tile's are copied without limits
-        statistic = jax.ShapeDtypeStruct((B, H, rows), jnp.float32)
+        tiles = -(-self.call.sizes["q"] // config.span)
+        rows = tiles * config.span  # a tile's are copied without limits
+        copies = B if self.splits is None else self.splits * config.takers * B
+        statistic = jax.ShapeDtypeStruct((copies, H, rows), jnp.float32)
+        out = query.dtype if self.splits is None else jnp.dtype(jnp.float32)
         barriers = partial(plgpu.Barrier, num_barriers=config.stages)
-        smem = partial(shared_memory, self.dtype)
+        readers = config.groups // config.takers
+        smem = partial(shared_memory, query.dtype)
+        # A warpgroup's output takes the place of its queries where it is as wide.
+        times = out.itemsize // query.dtype.itemsize if V == D else 1
+        tiles_of_groups = (
+            smem(config.groups, times, config.rows, D),
+            shared_memory(out, config.groups, config.rows, V),
+        )
         scratch = (
-            smem(config.groups, config.rows, D),
-            smem(config.groups, config.rows, V) if V != D else (),
+            plgpu.RefUnion(*tiles_of_groups) if V == D else tiles_of_groups,
             smem(config.stages, config.columns, D),
             smem(config.stages, config.columns, V),
             plgpu.SMEM((2, config.groups, config.rows), jnp.float32),
             plgpu.Barrier(num_barriers=config.groups),
             (barriers(), barriers()),
             (
-                barriers(num_arrivals=config.groups),
-                barriers(num_arrivals=config.groups),
+                barriers(num_arrivals=readers),
+                barriers(num_arrivals=readers),
             ),
             plgpu.Barrier(num_arrivals=config.groups),
             Verdict.scratch(config, interpret=self.call.interpret)
@@ -180,16 +246,32 @@ class _Forward:
 
         def body(refs: Any, scratch: Any) -> None:
             arrays = jax.tree.unflatten(tree, refs[: len(leaves)])
-            _ThreadBlock(self, arrays, refs[len(leaves) :], _Scratch(*scratch)).run()
+            shared = _Scratch(*scratch[0], *scratch[1:])
+            _ThreadBlock(self, arrays, refs[len(leaves) :], shared).run()
 
         return run_kernel(
             body,
             scratch,
-            {"heads": H, "tiles": -(-T // config.span), "batch": B},
+            self.grid(tiles),
             config,
             self.call.interpret,
-            out_type=[jax.ShapeDtypeStruct((B, T, H, V), self.dtype), *[statistic] * 2],
+            out_type=[
+                jax.ShapeDtypeStruct((copies, *query.shape[1:3], V), out),
+                *[statistic] * 2,
+            ],
         )(*leaves)
+
+    def grid(self, tiles: int) -> dict[str, int]:
+        """Thread blocks by name; those that start together read what lies together."""
+        B, H = self.call.sizes["b"], self.call.sizes["h"]
+        if self.splits is None:
+            return {"heads": H, "tiles": tiles, "batch": B}
+        return {"batch": B, "parts": self.splits, "heads": H, "tiles": tiles}
+
+    def rows(self, b: Any, h: Any, first: Any) -> tuple[Any, ...]:
+        """Where a tile's rows of queries and outputs are."""
+        rows = pl.ds(first, self.config.rows)
+        return (b, rows, h) if self.splits is None else (b, h, rows)
 
     @property
     def is_linear(self) -> bool:
@@ -200,7 +282,7 @@ class _Forward:
 @dataclass(frozen=True)
 class _Scratch:
     queries: Any  # of each warpgroup
-    output: Any  # likewise; in the place of the queries where it is as wide
+    output: Any  # likewise
     keys: Any
     values: Any
     statistics: Any
@@ -229,12 +311,15 @@ class _ThreadBlock:
         call = self.kernel.call
         blocks = Blocks(call.blocks, call.sizes["k"], config)
         visits = blocks.visits(lists, b, h, tile * config.span)
+        if self.kernel.splits is not None:
+            visits = visits.part(lax.axis_index("parts"), self.kernel.splits)
         compute, move = config.registers
 
         @pl.when(group < config.groups)
         def _() -> None:
             plgpu.set_max_registers(compute, action="increase")
-            first = tile * config.span + group * config.rows
+            own = 0 if config.shares_rows else group
+            first = tile * config.span + own * config.rows
             place = b, h, first
             is_spoiled = self.compute(visits, group, *place)
             if is_spoiled is not None:
@@ -293,23 +378,24 @@ class _ThreadBlock:
         """Stores the results; says whether something hidden spoiled them."""
         config, call, scratch = self.kernel.config, self.kernel.call, self.scratch
         query = self.arrays[0][0]
-        mine = scratch.queries.at[group]
-        where = (b, pl.ds(first, config.rows), h)
-        plgpu.copy_gmem_to_smem(query.at[where], mine, scratch.queries_here.at[group])
+        mine = scratch.queries.at[group, 0]
+        where = query.at[self.kernel.rows(b, h, first)]
+        plgpu.copy_gmem_to_smem(where, mine, scratch.queries_here.at[group])
         plgpu.barrier_wait(scratch.queries_here.at[group])
         whole = reach(config, call.blocks)
         tile = Tile(b, h, first, config, whole, "q", call.sizes, call.interpret)
         mods = self.kernel.score, self.kernel.mask
         score, mask = on_tile(tile, mods, self.arrays[2:])
-        step = _Step(self, visits, mine, score, mask, tile, is_careful)
-        pl.when(visits.total > 0)(lambda: plgpu.barrier_wait(scratch.here[0].at[0]))
+        turn = group if config.shares_rows else i32(0)
+        step = _Step(self, visits, turn, mine, score, mask, tile, is_careful)
+        here = scratch.here[0].at[turn]
+        pl.when(visits.total > turn)(lambda: plgpu.barrier_wait(here))
         self.take_turn(group == 1)
         empty = zeros(config.rows, value=-jnp.inf), zeros(config.rows)
         carry = zeros(config.rows, self.arrays[0][2].shape[3]), *empty
-        carry = lax.fori_loop(i32(0), visits.full, partial(step, is_full=True), carry)
-        carry = lax.fori_loop(
-            visits.full, visits.total, partial(step, is_full=False), carry
-        )
+        full, total = map(step.count, (visits.full, visits.total))
+        carry = lax.fori_loop(i32(0), full, partial(step, is_full=True), carry)
+        carry = lax.fori_loop(full, total, partial(step, is_full=False), carry)
         self.take_turn(group == 0)
         is_spoiled = None
         if self.verdict is not None and not is_careful:
@@ -329,20 +415,33 @@ class _ThreadBlock:
         turn() if condition is None else pl.when(condition)(turn)
 
     def store(self, group: Any, place: Any, acc: Any, top: Any, total: Any) -> None:
-        b, h, first = place
-        rows, scratch = pl.ds(first, self.kernel.config.rows), self.scratch
+        if self.kernel.is_linear:
+            top = top * self.kernel.call.scale
+        if self.kernel.splits is not None:
+            self.put(group, self.of_part(group, place), acc, top, total)
+            return
         is_empty = total == 0
         some = jnp.where(is_empty, 1.0, total)
         acc = acc * lax.broadcast_in_dim(1 / some, acc.shape, [0])
-        out = (scratch.output or scratch.queries).at[group]
-        out[...] = acc.astype(self.kernel.dtype)
-        if self.kernel.is_linear:
-            top = top * self.kernel.call.scale
-        log_sum = jnp.log2(some) * (1 / LOG2E)
-        for n, x in enumerate((top, log_sum)):
+        self.put(group, place, acc, top, jnp.log2(some) * (1 / LOG2E))
+
+    def of_part(self, group: Any, place: Any) -> Any:
+        """Where the sums of a warpgroup are: parts stand where sequences do."""
+        (b, h, first), config = place, self.kernel.config
+        part = lax.axis_index("parts")
+        if config.shares_rows:
+            part = part * config.takers + group
+        return part * self.kernel.call.sizes["b"] + b, h, first
+
+    def put(self, group: Any, place: Any, acc: Any, *statistics: Any) -> None:
+        b, h, first = place
+        rows, scratch = pl.ds(first, self.kernel.config.rows), self.scratch
+        out = scratch.output.at[group]
+        out[...] = acc.astype(out.dtype)
+        for n, x in enumerate(statistics):
             scratch.statistics.at[n, group][...] = x
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(out, self.outputs[0].at[b, rows, h])
+        plgpu.copy_smem_to_gmem(out, self.outputs[0].at[self.kernel.rows(*place)])
         for n, ref in enumerate(self.outputs[1:]):
             plgpu.copy_smem_to_gmem(scratch.statistics.at[n, group], ref.at[b, h, rows])
         plgpu.wait_smem_to_gmem(0)
@@ -354,15 +453,24 @@ class _Step:
 
     block: _ThreadBlock
     visits: Visits
+    turn: Any  # the first of its warpgroup's visits
     queries: Any
     score: ModOnTile | None
     mask: ModOnTile | None
     tile: Tile
     is_careful: bool  # about hidden values that are not finite
 
-    def __call__(self, i: Any, carry: Any, *, is_full: bool) -> Any:
+    def count(self, visits: Any) -> Any:
+        """How many of the first visits are its warpgroup's."""
+        takers = self.block.kernel.config.takers
+        if takers == 1:
+            return visits
+        return lax.div(visits - self.turn + (takers - 1), i32(takers))
+
+    def __call__(self, n: Any, carry: Any, *, is_full: bool) -> Any:
         acc, top, total = carry
         block, config = self.block, self.block.kernel.config
+        i = n * config.takers + self.turn if config.shares_rows else n
         scratch, slot = block.scratch, lax.rem(i, i32(config.stages))
         scores = multiply(self.queries, scratch.keys.at[slot], block.take_turn)
         plgpu.barrier_arrive(scratch.free[0].at[slot])
@@ -404,7 +512,7 @@ class _Step:
             shifts = lax.broadcast_in_dim(shift, scores.shape, [0])
             weights = jnp.exp2((scores - shifts) * factor)
         decay = jnp.exp2((top - shift) * factor)
-        return weights.astype(kernel.dtype), new, decay, weights.sum(axis=1)
+        return weights.astype(self.queries.dtype), new, decay, weights.sum(axis=1)
 
     def add_seen(self, acc: Any, weights: Any, first: Any) -> Any:
         """What is seen of each value in turn, instead of a product."""
@@ -430,6 +538,8 @@ class _Step:
             plgpu.barrier_wait(turn)
 
     def await_next_keys(self, i: Any) -> None:
-        slot = lax.rem(i + 1, i32(self.block.kernel.config.stages))
+        config = self.block.kernel.config
+        following = i + config.takers
+        slot = lax.rem(following, i32(config.stages))
         wait = partial(plgpu.barrier_wait, self.block.scratch.here[0].at[slot])
-        pl.when(i + 1 < self.visits.total)(wait)
+        pl.when(following < self.visits.total)(wait)

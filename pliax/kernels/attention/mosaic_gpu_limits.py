@@ -8,6 +8,8 @@ import jax.numpy as jnp
 
 from pliax.core.padded_calls import Size
 
+from .head_packing import has_rows, pack_mask, pack_mod, refused_mask
+from .merging import FEW
 from .normalization import with_slope
 from .separation import MASK_MOD, SCORE_MOD, Inseparable, separate
 
@@ -25,9 +27,24 @@ def refusal(
     return (
         (None if interpret else _refused_device())
         or _refused_arrays(*arrays)
-        or _refused_mask(block_mask)
+        or _refused_mask(arrays[0].shape[1], block_mask)
         or _refused_mods(arrays[0].shape, score_mod, block_mask)
     )
+
+
+def refused_packing(arrays: Any, score_mod: Any, block_mask: Any) -> str | None:
+    """Why the query heads of a key head cannot share a tile; None where they can."""
+    (B, T, H, D), K = arrays[0].shape, arrays[1].shape[2]
+    group = H // K
+    if group == 1:
+        return None
+    mods = pack_mod(score_mod, group), pack_mask(block_mask, group)
+    return refused_mask(block_mask, group) or _refused_mods((B, T * group, K, D), *mods)
+
+
+def has_backward(block_mask: Any) -> bool:
+    """Whether the backward kernels take the blocks of a mask."""
+    return block_mask is None or not any(n % _BLOCK for n in block_mask.block_size)
 
 
 def _refused_device() -> str | None:
@@ -59,11 +76,15 @@ def _refused_arrays(query: Any, key: Any, value: Any) -> str | None:
     return None
 
 
-def _refused_mask(block_mask: Any) -> str | None:
-    if block_mask is None or not any(n % _BLOCK for n in block_mask.block_size):
+def _refused_mask(queries: Any, block_mask: Any) -> str | None:
+    if has_backward(block_mask):
+        return None
+    is_few = isinstance(queries, int) and queries < FEW
+    if is_few and not has_rows(block_mask) and block_mask.block_size[1] % _BLOCK == 0:
         return None
     return (
-        f"it takes masks whose blocks are multiples of {_BLOCK} x {_BLOCK}, found "
+        f"it takes masks whose blocks are multiples of {_BLOCK} x {_BLOCK} (one row of "
+        f"blocks of fewer than {FEW} queries may be of any height), found "
         f"block_size={block_mask.block_size}"
     )
 

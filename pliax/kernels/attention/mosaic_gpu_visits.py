@@ -34,6 +34,14 @@ class Visits(NamedTuple):
     total: Any
     first: Callable[[Any], Any]
 
+    def part(self, n: Any, parts: int) -> "Visits":
+        """The n-th of parts of equal length; the last ones may be shorter, or empty."""
+        length = lax.div(i32(self.total) + (parts - 1), i32(parts))
+        start = n * length
+        total = jnp.clip(self.total - start, 0, length)
+        full = jnp.clip(self.full - start, 0, total)
+        return Visits(full, total, lambda i: self.first(start + i))
+
 
 @dataclass(frozen=True)
 class Blocks:

@@ -34,6 +34,7 @@ from pliax.core.typing import Leaf
 
 from .block_mask import BlockMask
 from .derivatives import floating_captures, with_floating_captures
+from .merging import FEW, normalise
 from .tiles import (
     Place,
     broadcast,
@@ -48,8 +49,8 @@ from .walking import Layout, Visit, each_row, over_rows, row_lists, visit_togeth
 _BLOCKS = (256, 512)
 # Queries and keys a visit takes at once, where blocks are smaller; see `walking`.
 _SQUARE = 256
-# Fewer queries than this are decoding: a visit takes more keys, to be worth its cost.
-FEW, _FEW_KEYS = 128, 2048
+# Of few queries a visit takes more keys, to be worth its cost.
+_FEW_KEYS = 2048
 
 
 class _Statistics(NamedTuple):
@@ -466,16 +467,6 @@ def online_softmax(state: Any, scores: Array, values: Array) -> Any:
     weights = jnp.exp(scores - shift[..., None])
     total = total * decay + jnp.sum(weights, axis=-1)
     return out * decay[..., None] + weigh(weights, values), new, total
-
-
-def normalise(out: Array, maximum: Array, total: Array) -> tuple[Array, ...]:
-    """Output, log-sum-exp, maximum and logarithm of the sum; 0 if nothing was seen."""
-    empty = total == 0.0
-    safe = jnp.where(empty, jnp.ones_like(total), total)
-    shift = jnp.where(maximum == -jnp.inf, jnp.zeros_like(maximum), maximum)
-    log_sum = jnp.log(safe)
-    lse = jnp.where(empty, -jnp.inf, shift + log_sum)
-    return out / safe[..., None], lse, maximum, log_sum
 
 
 # --- arrays in blocks -----------------------------------------------------------------

@@ -1,0 +1,42 @@
+"""Few queries in the fused kernels: heads packed into tiles, keys split into parts.
+
+    query heads  ->  rows of their key head      (`head_packing`, where it can be)
+    key blocks   ->  parts, a thread block each  (`mosaic_gpu.parts`)
+    sums         ->  one result                  (`merging`)
+
+So all multiprocessors read the keys, and each key is read once. Lengths are data: parts
+are cut from the lists of the mask, of equal length whatever a cache has filled.
+"""
+
+from typing import Any
+
+from jaxtyping import Array
+
+from . import mosaic_gpu
+from .block_mask import BlockMask
+from .head_packing import pack, pack_mask, pack_mod, unpack
+from .merging import FEW, merge, normalise
+from .mosaic_gpu_limits import refused_packing
+
+
+def forward(
+    arrays: Any,
+    score_mod: Any,
+    block_mask: BlockMask | None,
+    *,
+    splits: int | None = None,
+    **static: Any,
+) -> tuple[Array, Array, Array, Array]:
+    """As `mosaic_gpu.forward`, by parts for few queries or where `splits` are given."""
+    query, key, value = arrays
+    if query.shape[1] >= FEW and splits is None:
+        return mosaic_gpu.forward(arrays, score_mod, block_mask, **static)
+    is_refused = refused_packing((query, key), score_mod, block_mask) is not None
+    group = 1 if is_refused else query.shape[2] // key.shape[2]
+    given = pack(query, group), key, value
+    mods = pack_mod(score_mod, group), pack_mask(block_mask, group)
+    parts = mosaic_gpu.parts(given, *mods, splits=splits, **static)
+    out, *statistics = normalise(*merge(parts))
+    results = out.astype(query.dtype), *statistics
+    out, lse, maximum, log_sum = (unpack(x, group) for x in results)
+    return out, lse, maximum, log_sum
