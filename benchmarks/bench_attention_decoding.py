@@ -7,10 +7,11 @@ and 2 key heads of 128 channels, bfloat16; 1, 4 and 16 queries, 1 and 8 sequence
 Lengths, masks and page tables are data that the compiled program is given. A time is
 that of a call among many in one program, which share these, as the layers of a model
 do; where keys and values are small several of them take turns, as the GPU's cache could
-hold a part. Torch's calls are replayed from a CUDA graph. Each call reads `bytes` of keys and values, and the rate is
-a share of that of a copy in the device's memory, which reads and writes. Errors are
-mean distances from the formula in float64, for the first sequence, and how many times
-as large they are as those of the formula in bfloat16.
+hold a part. Torch's calls are replayed from a CUDA graph. A call reads `bytes` of keys
+and values; that rate is given as a share of the rate of a copy in the device's memory,
+which reads and writes. Errors are mean distances from the formula in float64, for the
+first sequence, and how many times as large they are as those of the formula in
+bfloat16. `--programs`, `--queries`, `--batches` and `--rivals` run a part.
 """
 
 import argparse
@@ -36,7 +37,9 @@ from pliax.kernels import masks, mods, paging
 OUTPUT = Path(__file__).parent / "results" / "attention_decoding.json"
 BAR, PAGE, CAP = 0.8, 128, 30.0
 AT_LEAST = 2**28  # bytes of keys and values that take turns: 5 times the GPU's cache
+CALLS = 8  # in a row: a loop on the device takes 4 us a turn
 PROGRAMS = ("none", "lengths", "ALiBi", "soft cap", "pages", "pages, ALiBi")
+OURS = {"pliax": "mosaic_gpu", "pliax xla": "xla"}
 TORCH = ("none", "lengths", "ALiBi", "soft cap")
 
 
@@ -59,6 +62,7 @@ class Case:
 
     @property
     def is_paged(self) -> bool:
+        """Whether keys are in a store that all sequences share."""
         return self.program.startswith("pages")
 
     def score_mod(self, lengths: Any) -> Any:
@@ -68,6 +72,7 @@ class Case:
         return mods.soft_cap(CAP) if self.program == "soft cap" else None
 
     def mask_mod(self, lengths: Any) -> Any:
+        """On logical positions, likewise."""
         return (
             masks.noop_mask
             if self.program == "none"
@@ -117,7 +122,7 @@ def _data(case: Case) -> dict[str, Any]:
     if case.program == "none":
         return {"lengths": lengths}
     mask = px.create_block_mask(
-        case.mask_mod(lengths), case.B, None, case.T, case.S, block_size=PAGE
+        case.mask_mod(lengths), case.B, None, case.T, case.S, block_size=(case.T, PAGE)
     )
     if not case.is_paged:
         return {"lengths": lengths, "mask": mask}
@@ -160,17 +165,21 @@ def attend(case: Case, implementation: Any, query: Any, store: Any, data: Any) -
 
 def ours(case: Case, name: str, implementation: str, given: Inputs) -> Entrant:
     ms = 0.05 + case.bytes / 3e9  # a first guess
-    turns = max(1, round(10 / ms / len(given.stores)))
+    times = max(1, CALLS // len(given.stores))
+    calls = times * len(given.stores)
+    turns = max(1, round(10 / ms / calls))
 
     @jax.jit
     def many(query: Any, stores: Any, data: Any) -> Any:
         def one(_: Any, carry: Any) -> Any:
-            query, _ = carry
-            found = [attend(case, implementation, query, x, data) for x in stores]
-            return jax.lax.optimization_barrier((query, found))
+            (query, _), found = carry, []
+            for store in stores * times:  # one after another
+                out = attend(case, implementation, query, store, data)
+                query, out = jax.lax.optimization_barrier((query, out))
+                found.append(out)
+            return query, found
 
-        first = [query] * len(stores)
-        return jax.lax.fori_loop(0, turns, one, (query, first))[1]
+        return jax.lax.fori_loop(0, turns, one, (query, [query] * calls))[1]
 
     start = time.perf_counter()
     compiled = many.lower(given.query, given.stores, given.data).compile()
@@ -179,7 +188,7 @@ def ours(case: Case, name: str, implementation: str, given: Inputs) -> Entrant:
     def sample() -> float:
         start = time.perf_counter()
         jax.block_until_ready(compiled(given.query, given.stores, given.data))
-        return 1e3 * (time.perf_counter() - start) / turns / len(given.stores)
+        return 1e3 * (time.perf_counter() - start) / turns / calls
 
     sample()
     output, *_ = compiled(given.query, given.stores, given.data)
@@ -310,11 +319,12 @@ def run_case(case: Case, options: argparse.Namespace, rate: float) -> list[Any]:
     given = inputs(case)
     golden = formula(case, jnp.float64, given)
     plain = float(np.abs(formula(case, jnp.bfloat16, given) - golden).mean())
-    rivals = [("pliax", "mosaic_gpu"), ("pliax xla", "xla")]
-    if options.quick:
-        rivals = rivals[1:]
-    entrants = [ours(case, *rival, given) for rival in rivals]
-    if case.program in TORCH and not options.without_torch and not options.quick:
+    entrants = [
+        ours(case, name, implementation, given)
+        for name, implementation in OURS.items()
+        if name in options.rivals
+    ]
+    if case.program in TORCH and "torch" in options.rivals:
         entrants += in_torch(case, given)
     turns = [[x.sample() for x in entrants] for _ in range(options.samples)]
     rows = []
@@ -371,13 +381,14 @@ def main() -> None:
     parser.add_argument("--queries", nargs="+", type=int, default=[1, 4, 16])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--samples", type=int, default=9)
-    parser.add_argument("--without-torch", action="store_true")
-    parser.add_argument(
-        "--quick", action="store_true", help="tiny, xla alone, anywhere"
-    )
+    rivals = [*OURS, "torch"]
+    parser.add_argument("--rivals", nargs="+", choices=rivals, default=rivals)
+    parser.add_argument("--quick", action="store_true", help="tiny, anywhere")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
     size = 2**20 if options.quick else 2**30
+    if options.quick:
+        options.rivals = ["pliax xla"]
     rates, rows = copy_rate(options.samples, size), []
     record = harness.environment_record() | {"copy_gb_per_s": rates}
     print(f"copy {np.median(rates):.0f} GB/s")
