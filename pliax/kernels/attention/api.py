@@ -117,7 +117,8 @@ def _mosaic_gpu(**rest: Any) -> derivatives.Kernel:
     options = {"scale": scale, "interpret": "interpret" in rest}
 
     def by_xla(arrays: Any, score_mod: Any, block_mask: Any, *rest: Any) -> Any:
-        blocks = xla.layout(*arrays[:2], block_mask, scale=scale, splits=1)
+        query, key, _ = arrays
+        blocks = xla.layout(query, key, block_mask, scale=scale, splits=1)
         return xla.backward(blocks, arrays, score_mod, block_mask, *rest)
 
     def backward(arrays: Any, *args: Any) -> Any:
@@ -233,9 +234,9 @@ def flex_attention(
             float16). None takes the fused kernels where there is one such GPU, at least
             128 queries (or a size that changes), and they take the arguments, else
             "xla". A name never falls back.
-        kernel_options: For "xla": `block_q`, `block_kv`, queries and keys of a block
-            when there is no block_mask; `splits`, parts the keys are cut into, which
-            fewer than 128 queries have several of on a GPU by default. For
+        kernel_options: `splits`, parts the keys are cut into, which fewer than 128
+            queries have several of on a GPU by default. For "xla" also: `block_q`,
+            `block_kv`, queries and keys of a block when there is no block_mask. For
             "mosaic_gpu": `interpret`, 1 to run the kernels in JAX's interpreter, on any
             device, slowly. Its kernels wait for each other in XLA's threads, of which a
             CPU has one a core: set the environment's PJRT_NPROC to 16.

@@ -7,6 +7,11 @@ warpgroups that each go at their own pace reach 457 where two reach 434. Backwar
 kernel for all gradients reaches 430 with 64 channels, where a kernel for dq and one for
 dk and dv reached 330, and 462 with 128; 64 channels gain 5% by more registers. With a
 `score_mod` and 128 channels two kernels are faster: ALiBi 350 against 302.
+
+Decoding (the same, 131,072 keys, 16 query and 2 key heads of 128 channels): for one
+query of each of 8 sequences two warpgroups that take 64 keys in turn read keys and
+values at 1.01 of the rate of a copy on the device, one warpgroup at 0.98, two with 128
+keys at 1.00. Of one sequence the kernel takes 34 to 35 us, where that rate gives 33.
 """
 
 from dataclasses import dataclass

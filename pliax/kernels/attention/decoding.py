@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from pliax.core.manual_axes import vary, varying_axes
 
 from .block_mask import BlockMask
-from .merging import merge, normalise
+from .merging import merge
 from .walking import Layout, Lists, Visits, over_rows, row_lists, walk
 from .xla import fold, put_row, row_of, split
 
@@ -42,7 +42,7 @@ def forward(
 
         cut = partial(_cut, layout.splits)
         parts = Lists(cut(lists.partial), cut(lists.full))
-        found = normalise(*merge(jax.vmap(part)(parts)))
+        found = merge(jax.vmap(part)(parts))
         return tuple(
             put_row(layout, whole, r, x)
             for whole, x in zip(results, found, strict=True)

@@ -10,6 +10,7 @@ References:
 """
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
 
@@ -19,23 +20,34 @@ FEW = 128
 
 def merge(
     parts: tuple[Float[Array, "P ... V"], Float[Array, "P ..."], Float[Array, "P ..."]],
-) -> tuple[Float[Array, "... V"], Float[Array, "..."], Float[Array, "..."]]:
-    """Output, maximum and sum of all parts, which their first axis counts."""
+) -> tuple[Array, Array, Array, Array]:
+    """All parts, which their first axis counts, as one result, like `normalise`."""
     out, maximum, total = parts
     largest = jnp.max(maximum, axis=0)
-    shift = jnp.where(largest == -jnp.inf, jnp.zeros_like(largest), largest)
-    share = jnp.exp(maximum - shift[None])
+    share = jnp.exp(maximum - _finite(largest)[None])
     total = jnp.sum(total * share, axis=0)
-    return jnp.sum(out * share[..., None], axis=0), largest, total
+    weights = share / jnp.where(total == 0.0, jnp.ones_like(total), total)[None]
+    # Once for each row, not once for each of its channels: beside those XLA would not
+    # add up the parts as it reads them (one H200: 2.1 of 6.5 us for 16 rows).
+    weights = lax.optimization_barrier(weights)
+    out = jnp.sum(out * weights[..., None], axis=0)
+    return out, *_logarithms(largest, total)
 
 
 def normalise(
     out: Float[Array, "... V"], maximum: Float[Array, "..."], total: Float[Array, "..."]
 ) -> tuple[Array, Array, Array, Array]:
     """Output, log-sum-exp, maximum and logarithm of the sum; 0 if nothing was seen."""
+    safe = jnp.where(total == 0.0, jnp.ones_like(total), total)
+    return out / safe[..., None], *_logarithms(maximum, total)
+
+
+def _logarithms(maximum: Array, total: Array) -> tuple[Array, Array, Array]:
     empty = total == 0.0
-    safe = jnp.where(empty, jnp.ones_like(total), total)
-    shift = jnp.where(maximum == -jnp.inf, jnp.zeros_like(maximum), maximum)
-    log_sum = jnp.log(safe)
-    lse = jnp.where(empty, -jnp.inf, shift + log_sum)
-    return out / safe[..., None], lse, maximum, log_sum
+    log_sum = jnp.log(jnp.where(empty, jnp.ones_like(total), total))
+    return jnp.where(empty, -jnp.inf, _finite(maximum) + log_sum), maximum, log_sum
+
+
+def _finite(maximum: Array) -> Array:
+    """0 for the maximum of nothing, from which scores are to be subtracted."""
+    return jnp.where(maximum == -jnp.inf, jnp.zeros_like(maximum), maximum)

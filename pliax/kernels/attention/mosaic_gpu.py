@@ -23,7 +23,6 @@ References:
     Shah et al., "FlashAttention-3", 2024, section 3.1 (warpgroups that take turns).
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -39,27 +38,19 @@ from jaxtyping import Array, Float
 from .block_mask import BlockMask
 from .configs import Config, decoding_config, forward_config, splits as splits_of
 from .diagonals import sees_itself
+from .mosaic_gpu_forward import Scratch, ThreadBlock
 from .mosaic_gpu_tiles import (
-    LOG2E,
-    ModOnTile,
     Operands,
-    Tile,
     Verdict,
-    accumulate,
-    add_seen,
     as_lists,
     filled,
     heads_first,
     i32,
-    load_row,
-    multiply,
-    on_tile,
     operands,
     run_kernel,
     shared_memory,
-    zeros,
 )
-from .mosaic_gpu_visits import Blocks, Visits, reach
+from .mosaic_gpu_visits import reach
 from .separation import MASK_MOD, SCORE_MOD
 
 
@@ -177,7 +168,7 @@ def _kernel(
     score, mask = mods_of(call, score_mod, block_mask, blocks)
     lists = None if block_mask is None else block_mask.lists(transposed=False)
     kernel = _Forward(call, config, score, mask, block_mask is not None, splits)
-    return lambda *arrays: kernel(*arrays, as_lists(lists))
+    return lambda query, key, value: kernel(query, key, value, as_lists(lists))
 
 
 def mods_of(
@@ -210,7 +201,7 @@ class _Forward:
     def __call__(self, query: Array, key: Array, value: Array, lists: Any) -> Any:
         B, H = self.call.sizes["b"], self.call.sizes["h"]
         (D, V), config = (query.shape[3], value.shape[3]), self.config
-        mods = [x.arrays for x in (self.score, self.mask) if x is not None]
+        mods = [x.arrays for x in self.mods]
         arrays = (query, key, value), tuple(lists), *mods
         leaves, tree = jax.tree.flatten(arrays)
         tiles = -(-self.call.sizes["q"] // config.span)
@@ -231,9 +222,14 @@ class _Forward:
             plgpu.RefUnion(*tiles_of_groups) if V == D else tiles_of_groups,
             smem(config.stages, config.columns, D),
             smem(config.stages, config.columns, V),
+            [
+                plgpu.SMEM((config.stages, config.columns), x.dtype)
+                for n, number in self.moved
+                for x in [mods[n][number]]
+            ],
             plgpu.SMEM((2, config.groups, config.rows), jnp.float32),
             plgpu.Barrier(num_barriers=config.groups),
-            (barriers(), barriers()),
+            (barriers(num_arrivals=1 + len(self.moved)), barriers()),
             (
                 barriers(num_arrivals=readers),
                 barriers(num_arrivals=readers),
@@ -246,8 +242,8 @@ class _Forward:
 
         def body(refs: Any, scratch: Any) -> None:
             arrays = jax.tree.unflatten(tree, refs[: len(leaves)])
-            shared = _Scratch(*scratch[0], *scratch[1:])
-            _ThreadBlock(self, arrays, refs[len(leaves) :], shared).run()
+            shared = Scratch(*scratch[0], *scratch[1:])
+            ThreadBlock(self, arrays, refs[len(leaves) :], shared).run()
 
         return run_kernel(
             body,
@@ -260,6 +256,26 @@ class _Forward:
                 *[statistic] * 2,
             ],
         )(*leaves)
+
+    @property
+    def mods(self) -> list[Operands]:
+        """Those that there are."""
+        return [x for x in (self.score, self.mask) if x is not None]
+
+    @property
+    def moved(self) -> list[tuple[int, int]]:
+        """What mods know of each key, by mod and number: with parts it comes along.
+
+        Of few queries a visit is short, beside the time that a load takes.
+        """
+        if self.splits is None:
+            return []
+        return [
+            (n, number)
+            for n, mod in enumerate(self.mods)
+            for number, item in enumerate(mod.separated.hoisted)
+            if "k" in item.axes and not item.is_looked_up
+        ]
 
     def grid(self, tiles: int) -> dict[str, int]:
         """Thread blocks by name; those that start together read what lies together."""
@@ -277,269 +293,3 @@ class _Forward:
     def is_linear(self) -> bool:
         """Whether the scale can be part of the exponent."""
         return self.score is None and self.call.scale > 0
-
-
-@dataclass(frozen=True)
-class _Scratch:
-    queries: Any  # of each warpgroup
-    output: Any  # likewise
-    keys: Any
-    values: Any
-    statistics: Any
-    queries_here: Any
-    here: Any  # barriers of keys and values: loaded
-    free: Any  # read by all
-    turn: Any
-    verdict: Any
-
-
-@dataclass(frozen=True)
-class _ThreadBlock:
-    """One thread block: `run` is what each of its warpgroups does."""
-
-    kernel: _Forward
-    arrays: Any
-    outputs: Any
-    scratch: _Scratch
-
-    def run(self) -> None:
-        config = self.kernel.config
-        h, n, b = (lax.axis_index(x) for x in ("heads", "tiles", "batch"))
-        tile = lax.axis_size("tiles") - 1 - n  # a causal mask's last have most to do
-        group = lax.axis_index("wg")
-        lists = self.arrays[1] if self.kernel.has_lists else None
-        call = self.kernel.call
-        blocks = Blocks(call.blocks, call.sizes["k"], config)
-        visits = blocks.visits(lists, b, h, tile * config.span)
-        if self.kernel.splits is not None:
-            visits = visits.part(lax.axis_index("parts"), self.kernel.splits)
-        compute, move = config.registers
-
-        @pl.when(group < config.groups)
-        def _() -> None:
-            plgpu.set_max_registers(compute, action="increase")
-            own = 0 if config.shares_rows else group
-            first = tile * config.span + own * config.rows
-            place = b, h, first
-            is_spoiled = self.compute(visits, group, *place)
-            if is_spoiled is not None:
-                again = partial(self.compute, visits, group, *place, is_careful=True)
-                pl.when(is_spoiled)(again)
-
-        @pl.when(group == config.groups)
-        def _() -> None:
-            plgpu.set_max_registers(move, action="decrease")
-            place = call.place_of_keys(b, h)
-            self.move(visits, *place)
-            if self.verdict is not None:
-                pl.when(self.verdict(group))(partial(self.move, visits, *place))
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """Whether something hidden spoiled the output; None if nothing is hidden."""
-        return Verdict(*self.scratch.verdict) if self.scratch.verdict else None
-
-    # --- the warpgroup that moves keys and values ---
-
-    def move(self, visits: Visits, b: Any, h: Any) -> None:
-        stages, scratch = self.kernel.config.stages, self.scratch
-        _, key, value = self.arrays[0]
-        sides = ((key, scratch.keys), (value, scratch.values))
-
-        @pl.loop(i32(0), visits.total)
-        def _(i: Any) -> None:
-            slot = lax.rem(i, i32(stages))
-            rows = pl.ds(visits.first(i), self.kernel.config.columns)
-            for n, (array, here) in enumerate(sides):
-                pl.when(i >= stages)(
-                    partial(plgpu.barrier_wait, scratch.free[n].at[slot])
-                )
-                plgpu.copy_gmem_to_smem(
-                    array.at[b, rows, h], here.at[slot], scratch.here[n].at[slot]
-                )
-
-        @pl.loop(jnp.maximum(visits.total - stages, 0), visits.total)
-        def _(i: Any) -> None:  # nobody leaves before all have read
-            for free in scratch.free:
-                plgpu.barrier_wait(free.at[lax.rem(i, i32(stages))])
-
-    # --- the warpgroups that compute ---
-
-    def compute(
-        self,
-        visits: Visits,
-        group: Any,
-        b: Any,
-        h: Any,
-        first: Any,
-        *,
-        is_careful: bool = False,
-    ) -> Any:
-        """Stores the results; says whether something hidden spoiled them."""
-        config, call, scratch = self.kernel.config, self.kernel.call, self.scratch
-        query = self.arrays[0][0]
-        mine = scratch.queries.at[group, 0]
-        where = query.at[self.kernel.rows(b, h, first)]
-        plgpu.copy_gmem_to_smem(where, mine, scratch.queries_here.at[group])
-        plgpu.barrier_wait(scratch.queries_here.at[group])
-        whole = reach(config, call.blocks)
-        tile = Tile(b, h, first, config, whole, "q", call.sizes, call.interpret)
-        mods = self.kernel.score, self.kernel.mask
-        score, mask = on_tile(tile, mods, self.arrays[2:])
-        turn = group if config.shares_rows else i32(0)
-        step = _Step(self, visits, turn, mine, score, mask, tile, is_careful)
-        here = scratch.here[0].at[turn]
-        pl.when(visits.total > turn)(lambda: plgpu.barrier_wait(here))
-        self.take_turn(group == 1)
-        empty = zeros(config.rows, value=-jnp.inf), zeros(config.rows)
-        carry = zeros(config.rows, self.arrays[0][2].shape[3]), *empty
-        full, total = map(step.count, (visits.full, visits.total))
-        carry = lax.fori_loop(i32(0), full, partial(step, is_full=True), carry)
-        carry = lax.fori_loop(full, total, partial(step, is_full=False), carry)
-        self.take_turn(group == 0)
-        is_spoiled = None
-        if self.verdict is not None and not is_careful:
-            is_spoiled = self.verdict(group, carry[0])
-        self.store(group, (b, h, first), *carry)
-        return is_spoiled
-
-    def take_turn(self, condition: Any = None) -> None:
-        """Lets the other warpgroup have the tensor cores, and waits for it."""
-        if not self.kernel.config.takes_turns:
-            return
-
-        def turn() -> None:
-            plgpu.barrier_arrive(self.scratch.turn)
-            plgpu.barrier_wait(self.scratch.turn)
-
-        turn() if condition is None else pl.when(condition)(turn)
-
-    def store(self, group: Any, place: Any, acc: Any, top: Any, total: Any) -> None:
-        if self.kernel.is_linear:
-            top = top * self.kernel.call.scale
-        if self.kernel.splits is not None:
-            self.put(group, self.of_part(group, place), acc, top, total)
-            return
-        is_empty = total == 0
-        some = jnp.where(is_empty, 1.0, total)
-        acc = acc * lax.broadcast_in_dim(1 / some, acc.shape, [0])
-        self.put(group, place, acc, top, jnp.log2(some) * (1 / LOG2E))
-
-    def of_part(self, group: Any, place: Any) -> Any:
-        """Where the sums of a warpgroup are: parts stand where sequences do."""
-        (b, h, first), config = place, self.kernel.config
-        part = lax.axis_index("parts")
-        if config.shares_rows:
-            part = part * config.takers + group
-        return part * self.kernel.call.sizes["b"] + b, h, first
-
-    def put(self, group: Any, place: Any, acc: Any, *statistics: Any) -> None:
-        b, h, first = place
-        rows, scratch = pl.ds(first, self.kernel.config.rows), self.scratch
-        out = scratch.output.at[group]
-        out[...] = acc.astype(out.dtype)
-        for n, x in enumerate(statistics):
-            scratch.statistics.at[n, group][...] = x
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(out, self.outputs[0].at[self.kernel.rows(*place)])
-        for n, ref in enumerate(self.outputs[1:]):
-            plgpu.copy_smem_to_gmem(scratch.statistics.at[n, group], ref.at[b, h, rows])
-        plgpu.wait_smem_to_gmem(0)
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One visit: its keys and values become part of output, maximum and sum."""
-
-    block: _ThreadBlock
-    visits: Visits
-    turn: Any  # the first of its warpgroup's visits
-    queries: Any
-    score: ModOnTile | None
-    mask: ModOnTile | None
-    tile: Tile
-    is_careful: bool  # about hidden values that are not finite
-
-    def count(self, visits: Any) -> Any:
-        """How many of the first visits are its warpgroup's."""
-        takers = self.block.kernel.config.takers
-        if takers == 1:
-            return visits
-        return lax.div(visits - self.turn + (takers - 1), i32(takers))
-
-    def __call__(self, n: Any, carry: Any, *, is_full: bool) -> Any:
-        acc, top, total = carry
-        block, config = self.block, self.block.kernel.config
-        i = n * config.takers + self.turn if config.shares_rows else n
-        scratch, slot = block.scratch, lax.rem(i, i32(config.stages))
-        scores = multiply(self.queries, scratch.keys.at[slot], block.take_turn)
-        plgpu.barrier_arrive(scratch.free[0].at[slot])
-        weights, top, decay, added = self.soften(scores, top, i, is_full)
-        acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0])
-        total = total * decay + added
-        acc, top, total, weights = lax.optimization_barrier((acc, top, total, weights))
-        self.await_values(slot)
-        if self.is_careful and not is_full:
-            acc = self.add_seen(acc, weights, self.visits.first(i))
-            self.await_next_keys(i)
-        else:
-            acc = accumulate(
-                acc, weights, scratch.values.at[slot], self.tile.interpret,
-                partial(self.await_next_keys, i),
-            )  # fmt: skip
-        plgpu.barrier_arrive(scratch.free[1].at[slot])
-        return acc, top, total
-
-    def soften(self, scores: Any, top: Any, i: Any, is_full: bool) -> Any:
-        """Weights in half precision, the new maximum, exp(old - new), and the sum."""
-        kernel, factor = self.block.kernel, LOG2E
-        if kernel.is_linear:
-            factor *= kernel.call.scale
-        else:
-            scores = scores * kernel.call.scale
-        first = None if is_full and self.score is None else self.visits.first(i)
-        if self.score is not None:
-            (scores,) = self.score(first, scores)
-        if not is_full:
-            for visible in self.visible(first):
-                scores = jnp.where(visible, scores, -jnp.inf)
-        new = jnp.maximum(top, scores.max(axis=1))
-        shift = jnp.where(new == -jnp.inf, 0.0, new)
-        if kernel.is_linear:
-            shifts = lax.broadcast_in_dim(shift * factor, scores.shape, [0])
-            weights = jnp.exp2(scores * factor - shifts)
-        else:  # a row may be at -1e9, where float32 has no room for a product
-            shifts = lax.broadcast_in_dim(shift, scores.shape, [0])
-            weights = jnp.exp2((scores - shifts) * factor)
-        decay = jnp.exp2((top - shift) * factor)
-        return weights.astype(self.queries.dtype), new, decay, weights.sum(axis=1)
-
-    def add_seen(self, acc: Any, weights: Any, first: Any) -> Any:
-        """What is seen of each value in turn, instead of a product."""
-        tile, value = self.tile, self.block.arrays[0][2]
-        seen = functools.reduce(jnp.logical_and, self.visible(first))
-        place = self.block.kernel.call.place_of_keys(tile.b, tile.h)
-        row = partial(load_row, value, place, first, tile.sizes["k"])
-        return add_seen(acc, weights.astype(jnp.float32), seen, row)
-
-    def visible(self, first: Any) -> list[Any]:
-        """What hides scores of a partial block."""
-        real = self.tile.is_column_real(first)
-        parts = [] if real is None else [real]
-        return parts if self.mask is None else [*parts, *self.mask(first)]
-
-    def await_values(self, slot: Any) -> None:
-        takes_turns = self.block.kernel.config.takes_turns
-        turn = self.block.scratch.turn
-        if takes_turns:
-            plgpu.barrier_arrive(turn)
-        plgpu.barrier_wait(self.block.scratch.here[1].at[slot])
-        if takes_turns:
-            plgpu.barrier_wait(turn)
-
-    def await_next_keys(self, i: Any) -> None:
-        config = self.block.kernel.config
-        following = i + config.takers
-        slot = lax.rem(following, i32(config.stages))
-        wait = partial(plgpu.barrier_wait, self.block.scratch.here[0].at[slot])
-        pl.when(following < self.visits.total)(wait)

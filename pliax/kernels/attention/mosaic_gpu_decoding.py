@@ -15,7 +15,7 @@ from jaxtyping import Array
 from . import mosaic_gpu
 from .block_mask import BlockMask
 from .head_packing import pack, pack_mask, pack_mod, unpack
-from .merging import FEW, merge, normalise
+from .merging import FEW, merge
 from .mosaic_gpu_limits import refused_packing
 
 
@@ -36,7 +36,7 @@ def forward(
     given = pack(query, group), key, value
     mods = pack_mod(score_mod, group), pack_mask(block_mask, group)
     parts = mosaic_gpu.parts(given, *mods, splits=splits, **static)
-    out, *statistics = normalise(*merge(parts))
+    out, *statistics = merge(parts)
     results = out.astype(query.dtype), *statistics
     out, lse, maximum, log_sum = (unpack(x, group) for x in results)
     return out, lse, maximum, log_sum

@@ -83,9 +83,9 @@ def _refused_mask(queries: Any, block_mask: Any) -> str | None:
     if is_few and not has_rows(block_mask) and block_mask.block_size[1] % _BLOCK == 0:
         return None
     return (
-        f"it takes masks whose blocks are multiples of {_BLOCK} x {_BLOCK} (one row of "
-        f"blocks of fewer than {FEW} queries may be of any height), found "
-        f"block_size={block_mask.block_size}"
+        f"it takes masks whose blocks are multiples of {_BLOCK} x {_BLOCK}, found "
+        f"block_size={block_mask.block_size}; one row of blocks of fewer than {FEW} "
+        "queries may be of any height"
     )
 
 

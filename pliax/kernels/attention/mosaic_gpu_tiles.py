@@ -25,7 +25,7 @@ from pliax.core.manual_axes import vary, varying_axes
 
 from .block_lists import BlockLists
 from .configs import Config
-from .separation import Separated, compute_outside, separate
+from .separation import Hoisted, Separated, compute_outside, separate
 from .tile_evaluation import Space, compute_inside
 
 
@@ -168,9 +168,22 @@ class ModOnTile:
             if not item.is_looked_up and self.tile.columns not in item.axes:
                 self.loaded[number] = self._load(number, self.tile.first, ROW)
 
-    def __call__(self, first: Any, scores: Any = None) -> list[Any]:
-        """Its values on the tile whose first column this is."""
-        tile = self.tile
+    def columns_in(self, refs: Mapping[int, Any]) -> dict[int, Any]:
+        """What it knows of columns, from shared memory, by the number of a value."""
+        load = partial(plgpu.load, layout=COLUMN, optimized=False)
+        return {n: self._as_declared(n, load(ref)) for n, ref in refs.items()}
+
+    def __call__(
+        self, first: Any, scores: Any = None, known: Mapping[int, Any] | None = None
+    ) -> list[Any]:
+        """Its values on the tile whose first column this is.
+
+        Args:
+            first: The column.
+            scores: What a score_mod is asked about.
+            known: Of `columns_in`; what is not in it is loaded.
+        """
+        tile, known = self.tile, known or {}
         given: dict[str, Callable[[], Any]] = {
             "s": lambda: scores,
             "b": lambda: tile.b,
@@ -182,7 +195,9 @@ class ModOnTile:
         def load(number: int) -> Any:
             if number in self.loaded:
                 return self.loaded[number]
-            return self._load(number, first, COLUMN)
+            return (
+                known[number] if number in known else self._load(number, first, COLUMN)
+            )
 
         space = Space(
             rows=tile.rows,
@@ -196,14 +211,17 @@ class ModOnTile:
 
     def _load(self, number: int, first: Any, layout: Any) -> Any:
         item, ref, tile = self.separated.hoisted[number], self.refs[number], self.tile
-        at = [tile.b if a == "b" else tile.h for a in item.axes if a in "bh"]
         if set(item.axes) & {"q", "k"}:
             n = tile.shape[0] if layout is ROW else tile.shape[1]
-            window = ref.at[(*at, pl.ds(first, n))]
-            x = plgpu.load(window, layout=layout, optimized=False)
+            here = window(item, ref, (tile.b, tile.h), first, n)
+            x = plgpu.load(here, layout=layout, optimized=False)
         else:
-            x = ref[tuple(at) or (0,)]
-        return x != 0 if item.variable.aval.dtype == jnp.bool_ else x
+            x = ref[_matrix(item, tile.b, tile.h) or (0,)]
+        return self._as_declared(number, x)
+
+    def _as_declared(self, number: int, x: Any) -> Any:
+        is_bool = self.separated.hoisted[number].variable.aval.dtype == jnp.bool_
+        return x != 0 if is_bool else x
 
     def _look_up(self, number: int, indices: Sequence[Any]) -> Any:
         item, tile = self.separated.hoisted[number], self.tile
@@ -223,6 +241,15 @@ class ModOnTile:
         else:
             x = load_elements(ref, place, dtype, TILE)
         return x != 0 if is_bool else x
+
+
+def window(item: Hoisted, ref: Any, place: Any, first: Any, n: int) -> Any:
+    """Of a value that there is one of for each row or column, n from `first` on."""
+    return ref.at[(*_matrix(item, *place), pl.ds(first, n))]
+
+
+def _matrix(item: Hoisted, b: Any, h: Any) -> tuple[Any, ...]:
+    return tuple(b if a == "b" else h for a in item.axes if a in "bh")
 
 
 def on_tile(
