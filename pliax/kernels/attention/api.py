@@ -12,7 +12,7 @@ from pliax.core.manual_axes import varying_axes
 from pliax.core.typing import Leaf
 from pliax.kernels._backends import Backend, check_options, choose
 
-from . import bucketed, decoding, derivatives, reference, xla
+from . import bucketed, configs, decoding, derivatives, reference, xla
 from .arguments import (
     as_arrays,
     check_arrays,
@@ -114,7 +114,8 @@ def _mosaic_gpu(**rest: Any) -> derivatives.Kernel:
     from .mosaic_gpu_limits import has_backward
 
     scale, splits = rest["scale"], rest.get("splits")
-    options = {"scale": scale, "interpret": "interpret" in rest}
+    asked = {x: rest[x] for x in configs.OPTIONS if x in rest}
+    options = {"scale": scale, "interpret": "interpret" in rest, "asked": asked}
 
     def by_xla(arrays: Any, score_mod: Any, block_mask: Any, *rest: Any) -> Any:
         query, key, _ = arrays
@@ -182,7 +183,7 @@ BACKENDS = (
         _attend_mosaic_gpu,
         _refused_by_mosaic_gpu,
         priority=2,
-        options=("interpret", "splits"),
+        options=("interpret", "splits", *configs.OPTIONS),
         by_default=Backend(
             "mosaic_gpu",
             _attend_by_platform,
@@ -237,9 +238,14 @@ def flex_attention(
         kernel_options: `splits`, parts the keys are cut into, which fewer than 128
             queries have several of on a GPU by default. For "xla" also: `block_q`,
             `block_kv`, queries and keys of a block when there is no block_mask. For
-            "mosaic_gpu": `interpret`, 1 to run the kernels in JAX's interpreter, on any
-            device, slowly. Its kernels wait for each other in XLA's threads, of which a
-            CPU has one a core: set the environment's PJRT_NPROC to 16.
+            "mosaic_gpu" also: `block_q` and `block_kv`, multiples of 64 that divide the
+            mask's blocks, and `stages`, blocks of keys in shared memory at once, where
+            keys are not split; `bwd_block_q`, `bwd_block_kv` and `bwd_stages` for the
+            backward pass. By default a table found by measurement says; what registers
+            or shared memory cannot hold becomes the next smaller. And `interpret`, 1 to
+            run the kernels in JAX's interpreter, on any device, slowly. Its kernels wait
+            for each other in XLA's threads, of which a CPU has one a core: set the
+            environment's PJRT_NPROC to 16.
 
     Returns:
         The output, (B, T, H, V), in the query's dtype; with `return_aux` the pair
@@ -270,7 +276,7 @@ def flex_attention(
         check_block_mask(query, key, block_mask)
     dtype = softmax_dtype(query.dtype)
     scale = check_scale(scale, query.shape[-1], dtype)
-    options = check_kernel_options(kernel_options, block_mask)
+    options = check_kernel_options(kernel_options, block_mask, implementation)
     arrays = query, key, value
     score_mod = close_score_mod(score_mod, dtype, varying_axes(*arrays))
     arguments = _Arguments(arrays, score_mod, block_mask, options)

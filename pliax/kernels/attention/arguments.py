@@ -26,6 +26,8 @@ from pliax.core._jax import is_symbolic_dim
 from pliax.core.conditions import guard_or_false
 from pliax.core.jaxprs import ClosedFunction, close
 
+from .configs import UNIT
+
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
@@ -230,12 +232,17 @@ def check_scale(scale: Any, head_dimension: int, dtype: Any) -> float:
     return float(scale)
 
 
-def check_kernel_options(kernel_options: Any, block_mask: Any) -> dict[str, int]:
-    """Names to integers of at least 1; none beside a block_mask.
+def check_kernel_options(
+    kernel_options: Any, block_mask: Any, implementation: str | None
+) -> dict[str, int]:
+    """Names to integers of at least 1.
+
+    The kernels of "mosaic_gpu" cut a mask's blocks, those of "xla" are the mask's.
 
     Raises:
         TypeError: If it is no dict, or a value no integer.
-        ValueError: If a value is below 1, or a mask already says the block size.
+        ValueError: If a value is below 1, or a mask already says the block size, or
+            its blocks cannot be cut so.
     """
     remedy = 'Pass for example kernel_options={"block_q": 128} or {"splits": 8}.'
     options = {} if kernel_options is None else kernel_options
@@ -254,14 +261,37 @@ def check_kernel_options(kernel_options: Any, block_mask: Any) -> dict[str, int]
             f"flex_attention: kernel_options must be at least 1, found {wrong}.\n"
             f"{remedy}"
         )
-    blocks = {name: n for name, n in options.items() if name.startswith("block_")}
-    if blocks and block_mask is not None:
+    blocks = {name: n for name, n in options.items() if "block_" in name}
+    if implementation == "mosaic_gpu":
+        for name, n in blocks.items():
+            _check_cut(name, n, block_mask)
+    elif blocks and block_mask is not None:
         raise ValueError(
             f"flex_attention: kernel_options {blocks} were given together with a "
             f"block_mask, whose block_size {block_mask.block_size} is used.\n"
             "Leave kernel_options out, and pass block_size to create_block_mask."
         )
     return options
+
+
+def _check_cut(name: str, n: int, block_mask: Any) -> None:
+    """Refuse what the tensor cores, or the mask's blocks, cannot be cut into."""
+    asked = f"flex_attention: kernel_options[{name!r}]"
+    if n % UNIT:
+        raise ValueError(
+            f'{asked} must be a multiple of {UNIT} for "mosaic_gpu", '
+            f"found {n}.\nPass {max(n // UNIT, 1) * UNIT}, or "
+            "leave it out for the fastest that was measured."
+        )
+    if block_mask is None:
+        return
+    sizes, side = block_mask.block_size, name.endswith("kv")
+    if sizes[side] % n:
+        raise ValueError(
+            f"{asked} must divide the {('queries', 'keys')[side]} of the block_mask's "
+            f"blocks, block_size={sizes}, found {n}.\nPass a divisor of {sizes[side]}, "
+            "or make the mask with larger blocks: create_block_mask(block_size=...)."
+        )
 
 
 def check_instance(name: str, x: Any, kind: type, remedy: str) -> None:

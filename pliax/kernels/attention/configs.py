@@ -1,24 +1,89 @@
-"""Block sizes of the Mosaic GPU kernels.
+"""Block sizes of the Mosaic GPU kernels: a table, and what a user asks for instead.
 
-Found on one H200 (bfloat16, 16 heads, 4,096 and 16,384 keys): with two warpgroups that
-take turns at the tensor cores 128 channels reach 625 TFLOP/s without a mod, without
-turns 573. With 64 channels the softmax takes longer than the products, and three
-warpgroups that each go at their own pace reach 457 where two reach 434. Backward, one
-kernel for all gradients reaches 430 with 64 channels, where a kernel for dq and one for
-dk and dv reached 330, and 462 with 128; 64 channels gain 5% by more registers. With a
-`score_mod` and 128 channels two kernels are faster: ALiBi 350 against 302.
+Found on one H200 in bfloat16, which float16 shares: its numbers are as long and its
+products as fast. Dense and coarse rows with 16 heads, 4,096 and 16,384 keys: with two
+warpgroups that take turns at the tensor cores 128 channels reach 625 TFLOP/s without a
+mod, without turns 573. With 64 channels the softmax takes longer than the products, and
+three warpgroups that each go at their own pace reach 457 where two reach 434. Backward,
+one kernel for all gradients reaches 430 with 64 channels, where a kernel for dq and one
+for dk and dv reached 330, and 462 with 128; 64 channels gain 5% by more registers. With
+a `score_mod` and 128 channels two kernels are faster: ALiBi 350 against 302.
 
-Decoding (the same, 131,072 keys, 16 query and 2 key heads of 128 channels): for one
+Fine rows with 12 documents in 4,096 tokens, batch 4, 16 heads: one warpgroup that
+moves its own data, two or three thread blocks a multiprocessor. TFLOP/s, and those of
+blocks of 128 in the coarse row: forward 138 (93) with 64 channels, 179 (152) with 128;
+backward 93 (88) and 86 (111), where registers hold too little. The same sizes inside
+blocks of 128, forward: 112 and 149. `benchmarks/tune_attention.py` ranks what fits.
+
+Decoding (131,072 keys, 16 query and 2 key heads of 128 channels): for one
 query of each of 8 sequences two warpgroups that take 64 keys in turn read keys and
 values at 1.01 of the rate of a copy on the device, one warpgroup at 0.98, two with 128
 keys at 1.00. Of one sequence the kernel takes 34 to 35 us, where that rate gives 33.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-_ROWS = 64
-_SHARED_MEMORY = 220 * 2**10  # bytes for matrices, of the 227 KiB of a thread block
+UNIT = 64  # rows of one instruction of the tensor cores, and columns of a square
+OPTIONS = ("block_q", "block_kv", "stages")
+OPTIONS += tuple(f"bwd_{name}" for name in OPTIONS)  # as torch's FlexKernelOptions have
+_MEMORY = 226 * 1024  # bytes of a thread block: a Hopper GPU has 227 KiB; and barriers
+
+
+class Sizes(NamedTuple):
+    """What a kernel's blocks are called in the table.
+
+    Attributes:
+        groups: Warpgroups that compute, of 64 rows each.
+        columns: Columns of scores of a visit.
+        stages: Visits whose operands are in shared memory at once.
+    """
+
+    groups: int
+    columns: int
+    stages: int = 2
+
+
+_REDUCTIONS = 3 * 1024  # bytes in which Mosaic adds along rows
+_LARGEST = Sizes(3, 256, 8)  # registers shared by more warpgroups are too few
+
+
+# By kernel, channels of the wider of keys and values, and kind of mask: none is dense;
+# one whose blocks have multiples of 128 of the kernel's rows is coarse, another fine.
+TABLE = {
+    ("forward", 64, "dense"): Sizes(3, 128),
+    ("forward", 64, "coarse"): Sizes(2, 128),
+    ("forward", 64, "fine"): Sizes(1, 64),
+    ("forward", 128, "dense"): Sizes(2, 128),
+    ("forward", 128, "coarse"): Sizes(2, 128),
+    ("forward", 128, "fine"): Sizes(1, 64),
+    ("forward", 256, "dense"): Sizes(2, 64),
+    ("forward", 256, "coarse"): Sizes(2, 64),
+    ("forward", 256, "fine"): Sizes(1, 64),
+    ("backward", 64, "dense"): Sizes(2, 128),
+    ("backward", 64, "coarse"): Sizes(2, 128),
+    ("backward", 64, "fine"): Sizes(1, 64),
+    ("backward", 128, "dense"): Sizes(2, 64),
+    ("backward", 128, "coarse"): Sizes(2, 64),
+    ("backward", 128, "fine"): Sizes(1, 64),
+    ("dq", 128, "dense"): Sizes(2, 128),
+    ("dq", 128, "coarse"): Sizes(2, 128),
+    ("dq", 128, "fine"): Sizes(1, 128),
+    ("dq", 256, "dense"): Sizes(1, 64),
+    ("dq", 256, "coarse"): Sizes(1, 64),
+    ("dq", 256, "fine"): Sizes(1, 64),
+    ("dkv", 128, "dense"): Sizes(2, 64),
+    ("dkv", 128, "coarse"): Sizes(2, 64),
+    ("dkv", 128, "fine"): Sizes(1, 64),
+    ("dkv", 256, "dense"): Sizes(1, 64),
+    ("dkv", 256, "coarse"): Sizes(1, 64),
+    ("dkv", 256, "fine"): Sizes(1, 64),
+}
+
+
+_DECODING_MEMORY = 220 * 2**10  # bytes for matrices alone
 _STAGES = 8
 _MULTIPROCESSORS = 132  # of an H100 or H200
 _PART = 6  # visits that take as long as a part's beginning and end
@@ -33,21 +98,30 @@ class Config:
         rows: Rows of scores of a warpgroup: one instruction takes 64.
         columns: Columns of scores of a visit.
         stages: Visits whose operands are in shared memory at once.
-        groups: Warpgroups that compute; one more moves data.
+        groups: Warpgroups that compute.
         takes_turns: Whether one computes its softmax while the other has the tensor
             cores. For two warpgroups.
         registers: Of a thread that computes, and of one that moves data: 64K in all.
         shares_rows: Whether all warpgroups have the same rows and take visits in turn,
             each for sums of its own; else each has its own rows, and makes all visits.
+        has_mover: Whether one more warpgroup moves data. Without it a thread block is
+            small enough for several to share a multiprocessor, so that one works while
+            another waits: for one warpgroup.
     """
 
-    rows: int = 64
+    rows: int = UNIT
     columns: int = 128
     stages: int = 2
     groups: int = 2
     takes_turns: bool = False
     registers: tuple[int, int] = (232, 40)
     shares_rows: bool = False
+    has_mover: bool = True
+
+    @property
+    def threads(self) -> int:
+        """Warpgroups of a thread block."""
+        return self.groups + self.has_mover
 
     @property
     def span(self) -> int:
@@ -60,18 +134,123 @@ class Config:
         return self.groups if self.shares_rows else 1
 
 
-def forward_config(channels: int, blocks: tuple[int, int] | None) -> Config:
-    """The blocks of a forward pass.
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of a call, whose blocks are to be chosen.
 
-    Args:
-        channels: The larger of key's and value's, a multiple of 64.
-        blocks: The mask's, multiples of 64; None without a mask.
+    Attributes:
+        name: "forward"; "backward", for all gradients at once, whose rows are keys; or
+            "dq" and "dkv", for one side, the second with keys as its rows.
+        channels: Of keys and values, multiples of 64.
+        blocks: Rows and columns of the mask's, multiples of 64; None without a mask.
     """
-    columns = 64 if channels > 128 or (blocks and blocks[1] % 128) else 128
-    if blocks is None and channels == 64:
-        return Config(columns=columns, groups=3, registers=(160, 24))
-    groups = 1 if blocks and blocks[0] % 128 else 2
-    return Config(columns=columns, groups=groups, takes_turns=groups == 2)
+
+    name: str
+    channels: tuple[int, int]
+    blocks: tuple[int, int] | None
+
+    def config(self, asked: Mapping[str, int]) -> Config:
+        """The blocks of the table, or those asked for; smaller ones if they do not fit.
+
+        Args:
+            asked: The `kernel_options` of the user, named by `OPTIONS`.
+        """
+        wanted = Sizes(*map(min, self.row()._replace(**self._named(asked)), _LARGEST))
+        fitting = (sizes for sizes in _not_larger(wanted) if self.fits(sizes))
+        return self.of(next(fitting, Sizes(1, UNIT, 1)))
+
+    def row(self) -> Sizes:
+        """The table's."""
+        widest = max(self.channels)
+        channels = min(
+            n for name, n, _ in TABLE if name == self.name and n >= min(widest, 256)
+        )
+        kind = "dense"
+        if self.blocks is not None:
+            kind = "fine" if self.blocks[0] % (2 * UNIT) else "coarse"
+        return TABLE[self.name, channels, kind]
+
+    def _named(self, asked: Mapping[str, int]) -> dict[str, int]:
+        """What a user calls by queries and keys, by rows and columns."""
+        prefix = "" if self.name == "forward" else "bwd_"
+        sides = ("kv", "q") if self.name in ("backward", "dkv") else ("q", "kv")
+        rows, columns = (f"{prefix}block_{side}" for side in sides)
+        names = {"groups": rows, "columns": columns, "stages": f"{prefix}stages"}
+        found = {ours: asked[name] for ours, name in names.items() if name in asked}
+        if "groups" in found:
+            found["groups"] //= UNIT
+        return found
+
+    def of(self, sizes: Sizes) -> Config:
+        """The rest follows from the sizes."""
+        groups, columns, stages = sizes
+        is_one = self.name in ("forward", "backward") and max(self.channels) <= 128
+        registers = (160, 24) if groups > 2 else (232, 40)
+        if self.name == "backward" and (groups, columns) == (2, 128):
+            registers = (240, 24)
+        return Config(
+            columns=columns,
+            stages=stages,
+            groups=groups,
+            takes_turns=self.name == "forward" and groups == 2,
+            registers=registers,
+            has_mover=groups > 1 or not is_one,
+        )
+
+    def fits(self, sizes: Sizes) -> bool:
+        """Whether registers, shared memory and the mask's blocks have room for them."""
+        config = self.of(sizes)
+        if self.blocks is not None:
+            rows, columns = self.blocks
+            if rows % config.span or columns % config.columns:
+                return False
+        if self.name == "backward" and self._squares(config) % config.groups:
+            return False
+        most = config.registers[0] if config.has_mover else 255
+        is_enough = self._registers(config) <= most
+        return is_enough and self._bytes(config) <= _MEMORY
+
+    def _squares(self, config: Config) -> int:
+        """Of dq, in the kernel for all gradients."""
+        return config.columns // UNIT * (self.channels[0] // UNIT)
+
+    def _registers(self, config: Config) -> float:
+        """Of a thread, at least: sums, and what becomes part of them."""
+        (D, V), columns = self.channels, config.columns
+        if self.name == "forward":  # a quarter more for the softmax
+            return 1.25 * (V / 2 + columns * 3 / 4)
+        if self.name == "backward":
+            together = self._squares(config) / config.groups if config.has_mover else 1
+            return (D + V) / 2 + columns + 32 * together
+        width = D if self.name == "dq" else D + V if max(D, V) <= 128 else max(D, V)
+        return width / 2 + columns * 5 / 4
+
+    def _bytes(self, config: Config) -> int:
+        """Of shared memory, at most."""
+        (D, V), rows, columns = self.channels, config.span, config.columns
+        visited = config.stages * columns * (D + V) * 2
+        if self.name == "forward":
+            output = V if V != D else 0
+            return visited + rows * (D + output) * 2 + 2 * rows * 4 + _REDUCTIONS
+        kept = rows * (D + V) * 2
+        if self.name != "backward":
+            return visited + kept
+        known = config.stages * columns * 3 * 4
+        d_scores = min(config.groups, 2) * rows * columns * 2
+        squares = self._squares(config) * UNIT * UNIT * 4
+        return visited + kept + rows * D * 2 + known + d_scores + squares
+
+
+def _not_larger(wanted: Sizes) -> Iterator[Sizes]:
+    """The wanted sizes, then smaller ones: fewer stages first, one stage last."""
+    for least in (2, 1):
+        for groups in range(wanted.groups, 0, -1):
+            for columns in range(wanted.columns, 0, -UNIT):
+                for stages in range(wanted.stages, least - 1, -1):
+                    yield Sizes(groups, columns, stages)
+
+
+# --- few queries ----------------------------------------------------------------------
 
 
 def decoding_config(
@@ -84,19 +263,19 @@ def decoding_config(
         channels: Of keys and values, multiples of 64.
         blocks: The mask's, multiples of 64; None without a mask.
     """
-    shares = rows <= _ROWS or bool(blocks and blocks[0] % (2 * _ROWS))
+    shares = rows <= UNIT or bool(blocks and blocks[0] % (2 * UNIT))
     is_wide = not shares and max(channels) <= 128 and not (blocks and blocks[1] % 128)
     columns = 128 if is_wide else 64
     for groups in (2, 1):
         D, V = channels
-        held = groups * _ROWS * (4 * V if D == V else 2 * D + 4 * V)
-        stages = (_SHARED_MEMORY - held) // (2 * columns * sum(channels))
+        held = groups * UNIT * (4 * V if D == V else 2 * D + 4 * V)
+        stages = (_DECODING_MEMORY - held) // (2 * columns * sum(channels))
         takers = groups if shares else 1
         if stages >= 2 * takers:
             break
     turns = groups == 2 and not shares
     stages = min(stages, _STAGES) // takers * takers
-    return Config(_ROWS, columns, stages, groups, turns, shares_rows=shares)
+    return Config(UNIT, columns, stages, groups, turns, shares_rows=shares)
 
 
 def splits(blocks: int, visits: int) -> int:
@@ -114,37 +293,3 @@ def splits(blocks: int, visits: int) -> int:
         return -(-blocks * n // _MULTIPROCESSORS) * (-(-visits // n) + _PART)
 
     return min(range(1, _WAVES + 2 * _MULTIPROCESSORS // blocks), key=longest)
-
-
-def backward_config(
-    channels: tuple[int, int], blocks: tuple[int, int] | None
-) -> Config:
-    """The blocks of the backward pass that makes all gradients at once.
-
-    Its rows are keys. The sums of dq are cut into squares of 64, shared out evenly.
-
-    Args:
-        channels: Of keys and values, 64 or 128.
-        blocks: Keys and queries of the mask's, multiples of 64; None without a mask.
-    """
-    is_narrow = max(channels) == 64 and not (blocks and blocks[1] % 128)
-    columns = 128 if is_narrow else 64
-    squares = columns // 64 * (channels[0] // 64)
-    groups = 1 if squares % 2 or (blocks and blocks[0] % 128) else 2
-    registers = (240, 24) if is_narrow else (232, 40)
-    return Config(columns=columns, groups=groups, registers=registers)
-
-
-def split_backward_config(
-    rows: str, channels: int, blocks: tuple[int, int] | None
-) -> Config:
-    """The blocks of a backward pass for one side.
-
-    Args:
-        rows: What its rows are: queries, "q", or keys, "k".
-        channels: The larger of key's and value's, a multiple of 64.
-        blocks: Rows and columns of the mask's, multiples of 64; None without a mask.
-    """
-    wide = rows == "q" and channels <= 128 and not (blocks and blocks[1] % 128)
-    groups = 1 if channels > 128 or (blocks and blocks[0] % 128) else 2
-    return Config(columns=128 if wide else 64, groups=groups)

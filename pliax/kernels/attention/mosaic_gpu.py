@@ -23,9 +23,10 @@ References:
     Shah et al., "FlashAttention-3", 2024, section 3.1 (warpgroups that take turns).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -36,7 +37,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .block_mask import BlockMask
-from .configs import Config, decoding_config, forward_config, splits as splits_of
+from .configs import Config, Kernel, decoding_config, splits as splits_of
 from .diagonals import sees_itself
 from .mosaic_gpu_forward import Scratch, ThreadBlock
 from .mosaic_gpu_tiles import (
@@ -54,6 +55,7 @@ from .mosaic_gpu_visits import reach
 from .separation import MASK_MOD, SCORE_MOD
 
 
+NOTHING: Mapping[str, int] = MappingProxyType({})
 CHANNELS = 64  # of a row in shared memory: 128 bytes, the widest swizzle
 ALIGNED = 8  # rows TMA moves together
 
@@ -71,6 +73,7 @@ class Call:
         has_unseen: Whether a key may be seen by nobody, and a query may see nothing:
             they may hold anything.
         interpret: Whether JAX's interpreter runs the kernels.
+        asked: Sizes of blocks that the user asks for, named by `configs.OPTIONS`.
     """
 
     scale: float
@@ -80,6 +83,7 @@ class Call:
     blocks: tuple[int, int] | None
     has_unseen: bool
     interpret: bool
+    asked: Mapping[str, int] = field(default_factory=dict)
 
     def place_of_keys(self, b: Any, h: Any) -> tuple[Any, Any]:
         """Sequence and head of the keys that a query head sees."""
@@ -88,14 +92,20 @@ class Call:
 
 
 def call_of(
-    arrays: Any, block_mask: BlockMask | None, *, scale: float, interpret: bool
+    arrays: Any,
+    block_mask: BlockMask | None,
+    *,
+    scale: float,
+    interpret: bool,
+    asked: Mapping[str, int] = NOTHING,
 ) -> Call:
     """What is static in a call with these arrays."""
     (B, T, H, _), (batch, S, K, _) = (x.shape for x in arrays[:2])
     blocks = None if block_mask is None else block_mask.block_size
     sizes = {"b": B, "h": H, "q": T, "k": S}
     has_unseen = block_mask is not None and not sees_itself(block_mask)
-    return Call(scale, sizes, K, batch < B, blocks, has_unseen, interpret)
+    shares_keys = batch < B
+    return Call(scale, sizes, K, shares_keys, blocks, has_unseen, interpret, asked)
 
 
 def aligned(x: Float[Array, "B S H D"]) -> Float[Array, "B S2 H D2"]:
@@ -110,11 +120,13 @@ def forward(
     *,
     scale: float,
     interpret: bool = False,
+    asked: Mapping[str, int] = NOTHING,
 ) -> tuple[Array, Array, Array, Array]:
     """Output, log-sum-exp, maximum and logarithm of the sum, as a `Kernel` gives."""
-    call = call_of(arrays, block_mask, scale=scale, interpret=interpret)
+    call = call_of(arrays, block_mask, scale=scale, interpret=interpret, asked=asked)
     query, key, value = map(aligned, arrays)
-    config = forward_config(max(key.shape[3], value.shape[3]), call.blocks)
+    channels = key.shape[3], value.shape[3]
+    config = Kernel("forward", channels, call.blocks).config(call.asked)
     run = _kernel(call, config, score_mod, block_mask)
     out, maximum, log_sum = run(query, key, value)
     T, V = call.sizes["q"], arrays[2].shape[3]

@@ -8,6 +8,7 @@ So all multiprocessors read the keys, and each key is read once. Lengths are dat
 are cut from the lists of the mask, of equal length whatever a cache has filled.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxtyping import Array
@@ -25,12 +26,13 @@ def forward(
     block_mask: BlockMask | None,
     *,
     splits: int | None = None,
+    asked: Mapping[str, int] = mosaic_gpu.NOTHING,
     **static: Any,
 ) -> tuple[Array, Array, Array, Array]:
     """As `mosaic_gpu.forward`, by parts for few queries or where `splits` are given."""
     query, key, value = arrays
-    if query.shape[1] >= FEW and splits is None:
-        return mosaic_gpu.forward(arrays, score_mod, block_mask, **static)
+    if splits is None and (query.shape[1] >= FEW or asked):
+        return mosaic_gpu.forward(arrays, score_mod, block_mask, asked=asked, **static)
     is_refused = refused_packing((query, key), score_mod, block_mask) is not None
     group = 1 if is_refused else query.shape[2] // key.shape[2]
     given = pack(query, group), key, value

@@ -71,16 +71,22 @@ class ThreadBlock:
             visits = visits.part(lax.axis_index("parts"), self.kernel.splits)
         compute, move = config.registers
 
-        @pl.when(group < config.groups)
-        def _() -> None:
-            plgpu.set_max_registers(compute, action="increase")
+        def compute_all() -> None:
             own = 0 if config.shares_rows else group
-            first = tile * config.span + own * config.rows
-            place = b, h, first
+            place = b, h, tile * config.span + own * config.rows
             is_spoiled = self.compute(visits, group, *place)
             if is_spoiled is not None:
                 again = partial(self.compute, visits, group, *place, is_careful=True)
                 pl.when(is_spoiled)(again)
+
+        if not config.has_mover:
+            compute_all()
+            return
+
+        @pl.when(group < config.groups)
+        def _() -> None:
+            plgpu.set_max_registers(compute, action="increase")
+            compute_all()
 
         @pl.when(group == config.groups)
         def _() -> None:
@@ -99,28 +105,37 @@ class ThreadBlock:
     def move(self, visits: Visits, b: Any, h: Any) -> None:
         """Keys and values of all visits into shared memory, as room becomes free."""
         stages, scratch = self.kernel.config.stages, self.scratch
-        _, key, value = self.arrays[0]
-        sides = ((key, scratch.keys), (value, scratch.values))
-        place = self.kernel.call.place_of_keys(b, h)
 
         @pl.loop(i32(0), visits.total)
         def _(i: Any) -> None:
-            slot = lax.rem(i, i32(stages))
-            first, here = visits.first(i), [x.at[slot] for x in scratch.here]
-            rows = pl.ds(first, self.kernel.config.columns)
-            for n, (array, there) in enumerate(sides):
-                pl.when(i >= stages)(
-                    partial(plgpu.barrier_wait, scratch.free[n].at[slot])
-                )
-                x = array.at[place[0], rows, place[1]]
-                plgpu.copy_gmem_to_smem(x, there.at[slot], here[n])
-                if n == 0:
-                    self.move_columns((b, h), first, slot, here[n])
+            slot, first = lax.rem(i, i32(stages)), visits.first(i)
+            for side in (0, 1):
+                free = scratch.free[side].at[slot]
+                pl.when(i >= stages)(partial(plgpu.barrier_wait, free))
+                self.load(side, i, first, (b, h))
+                if side == 0:
+                    here = scratch.here[0].at[slot]
+                    self.move_columns((b, h), first, slot, here)
 
         @pl.loop(jnp.maximum(visits.total - stages, 0), visits.total)
         def _(i: Any) -> None:  # nobody leaves before all have read
             for free in scratch.free:
                 plgpu.barrier_wait(free.at[lax.rem(i, i32(stages))])
+
+    def load(self, side: int, i: Any, first: Any, place: Any) -> None:
+        """Keys, side 0, or values of the i-th visit."""
+        scratch, config = self.scratch, self.kernel.config
+        b, h = self.kernel.call.place_of_keys(*place)
+        slot, rows = lax.rem(i, i32(config.stages)), pl.ds(first, config.columns)
+        array, there = self.arrays[0][1 + side], (scratch.keys, scratch.values)[side]
+        here = scratch.here[side].at[slot]
+        plgpu.copy_gmem_to_smem(array.at[b, rows, h], there.at[slot], here)
+
+    def load_both(self, visits: Visits, i: Any, place: Any) -> None:
+        """Keys and values of the i-th visit."""
+        first = visits.first(i)
+        for side in (0, 1):
+            self.load(side, i, first, place)
 
     def move_columns(self, place: Any, first: Any, slot: Any, here: Any) -> None:
         """What mods know of the keys of a visit."""
@@ -147,6 +162,10 @@ class ThreadBlock:
         config, call, scratch = self.kernel.config, self.kernel.call, self.scratch
         query = self.arrays[0][0]
         mine = scratch.queries.at[group, 0]
+        if not config.has_mover:
+            for n in range(config.stages):
+                early = partial(self.load_both, visits, i32(n), (b, h))
+                pl.when(n < visits.total)(early)
         where = query.at[self.kernel.rows(b, h, first)]
         plgpu.copy_gmem_to_smem(where, mine, scratch.queries_here.at[group])
         plgpu.barrier_wait(scratch.queries_here.at[group])
@@ -243,13 +262,17 @@ class _Step:
         i = n * config.takers + self.turn if config.shares_rows else n
         scratch, slot = block.scratch, lax.rem(i, i32(config.stages))
         # A short visit would wait for its list: it is read beside the product.
-        is_early = block.kernel.splits is not None
+        is_early = block.kernel.splits is not None or not config.has_mover
         first = self.first(i, is_full) if is_early else None
-        scores = multiply(self.queries, scratch.keys.at[slot], block.take_turn)
+        scores, seen = multiply(
+            self.queries, scratch.keys.at[slot], partial(self.meanwhile, first, is_full)
+        )
         known = self.known(slot, is_full)
-        plgpu.barrier_arrive(scratch.free[0].at[slot])
+        self.release(0, i)
         first = first if is_early else self.first(i, is_full)
-        weights, top, decay, added = self.soften(scores, top, first, is_full, known)
+        weights, top, decay, added = self.soften(
+            scores, top, first, is_full, known, seen
+        )
         acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0])
         total = total * decay + added
         acc, top, total, weights = lax.optimization_barrier((acc, top, total, weights))
@@ -262,8 +285,31 @@ class _Step:
                 acc, weights, scratch.values.at[slot], self.tile.interpret,
                 partial(self.await_next_keys, i),
             )  # fmt: skip
-        plgpu.barrier_arrive(scratch.free[1].at[slot])
+        self.release(1, i)
         return acc, top, total
+
+    def meanwhile(self, first: Any, is_full: bool) -> list[Any]:
+        """While the tensor cores work: what hides scores."""
+        self.block.take_turn()
+        if is_full or self.tile.config.has_mover:
+            return []
+        parts = self.visible(first, {})
+        return [functools.reduce(jnp.logical_and, parts)] if parts else []
+
+    def release(self, side: int, i: Any) -> None:
+        """Keys or values that have been read make room for others."""
+        config, scratch = self.tile.config, self.block.scratch
+        if config.has_mover:
+            slot = lax.rem(i, i32(config.stages))
+            plgpu.barrier_arrive(scratch.free[side].at[slot])
+            return
+        ahead = i + config.stages
+
+        @pl.when(ahead < self.visits.total)
+        def _() -> None:
+            plgpu.commit_smem()  # all warps have read
+            place = self.tile.b, self.tile.h
+            self.block.load(side, ahead, self.visits.first(ahead), place)
 
     def known(self, slot: Any, is_full: bool) -> list[dict[int, Any]]:
         """What score_mod and mask_mod know of the keys, where it came with them."""
@@ -282,7 +328,7 @@ class _Step:
         return None if is_full and self.score is None else self.visits.first(i)
 
     def soften(
-        self, scores: Any, top: Any, first: Any, is_full: bool, known: Any
+        self, scores: Any, top: Any, first: Any, is_full: bool, known: Any, seen: Any
     ) -> Any:
         """Weights in half precision, the new maximum, exp(old - new), and the sum."""
         kernel, factor = self.block.kernel, LOG2E
@@ -293,7 +339,7 @@ class _Step:
         if self.score is not None:
             (scores,) = self.score(first, scores, known[0])
         if not is_full:
-            for visible in self.visible(first, known[1]):
+            for visible in seen or self.visible(first, known[1]):
                 scores = jnp.where(visible, scores, -jnp.inf)
         new = jnp.maximum(top, scores.max(axis=1))
         shift = jnp.where(new == -jnp.inf, 0.0, new)

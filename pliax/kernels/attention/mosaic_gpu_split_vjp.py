@@ -21,7 +21,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 from jax import Array, lax, numpy as jnp
 
 from .block_mask import BlockMask
-from .configs import split_backward_config
+from .configs import Kernel
 from .mosaic_gpu import Call, mods_of
 from .mosaic_gpu_gradients import (
     Gradient,
@@ -78,8 +78,8 @@ def gradients_of(
         lists = block_mask.lists(transposed=rows == "k")
     if blocks is not None and rows == "k":
         blocks = blocks[1], blocks[0]
-    channels, blind = max(key.shape[3], value.shape[3]), ()
-    config = split_backward_config(rows, channels, blocks)
+    name, channels = "dq" if rows == "q" else "dkv", (key.shape[3], value.shape[3])
+    config, blind = Kernel(name, channels, blocks).config(call.asked), ()
     loaded = {rows: config.span, other: reach(config, blocks)}
     if score_mod is not None and names != "v":
         score_mod = with_slope(score_mod)

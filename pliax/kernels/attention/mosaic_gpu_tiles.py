@@ -282,7 +282,7 @@ class Verdict:
     @staticmethod
     def scratch(config: Config, *, interpret: bool) -> tuple[Any, Any]:
         """The shared memory and the barrier it needs."""
-        groups = config.groups + 1
+        groups = config.threads
         met = plgpu.Barrier(num_arrivals=groups) if interpret else ()
         return plgpu.SMEM((groups,), jnp.int32), met
 
@@ -425,14 +425,18 @@ def sums(given: Sequence[Any], body: Any, interpret: bool) -> list[Any]:
 
 
 def multiply(left: Any, right: Any, after: Any = None) -> Any:
-    """`left @ right^T` on the tensor cores, both in shared memory."""
+    """`left @ right^T` on the tensor cores, both in shared memory.
+
+    `after` runs while they work; then the pair of the product and what it returns.
+    """
     shape = left.shape[0], right.shape[0]
 
     def issue(ref: Any) -> Any:
         plgpu.wgmma(ref, left, right.transpose((1, 0)))
-        if after is not None:
-            after()
-        return ref[...]
+        if after is None:
+            return ref[...]
+        found = after()
+        return ref[...], found
 
     return pl.run_scoped(issue, plgpu.ACC(shape, jnp.float32))
 
@@ -490,7 +494,7 @@ def run_kernel(
         out_type=out_type,
         grid=tuple(grid.values()),
         grid_names=tuple(grid),
-        num_threads=config.groups + 1,
+        num_threads=config.threads,
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(
             approx_math=True, unsafe_no_auto_barriers=has_counters

@@ -18,6 +18,7 @@ References:
 """
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,10 +30,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Int
 
-from .block_lists import spread
 from .block_mask import BlockMask
-from .configs import backward_config
-from .mosaic_gpu import Call, aligned, call_of, mods_of
+from .configs import Kernel
+from .mosaic_gpu import NOTHING, Call, aligned, call_of, mods_of
 from .mosaic_gpu_gradients import (
     Gradient,
     Weights,
@@ -74,9 +74,10 @@ def backward(
     *,
     scale: float,
     interpret: bool = False,
+    asked: Mapping[str, int] = NOTHING,
 ) -> tuple[Array, Array, Array]:
     """Gradients of query, key and value, in their dtype."""
-    call = call_of(arrays, block_mask, scale=scale, interpret=interpret)
+    call = call_of(arrays, block_mask, scale=scale, interpret=interpret, asked=asked)
     d_out = cotangents[0].astype(arrays[0].dtype)
     padded = tuple(aligned(x) for x in (*arrays, d_out))
     is_linear = score_mod is None and scale > 0
@@ -110,7 +111,8 @@ def _all_gradients(
         lists = block_mask.lists(transposed=True)
         turn, is_seen = _turns(block_mask)
         turns = (turn,)
-    config = backward_config((key.shape[3], value.shape[3]), blocks)
+    channels = key.shape[3], value.shape[3]
+    config = Kernel("backward", channels, blocks).config(call.asked)
     if call.has_unseen:
         blind = blind_tiles(known, call.sizes["q"], config.columns)
     if score_mod is not None:
@@ -129,14 +131,24 @@ def _all_gradients(
 def _turns(
     mask: BlockMask,
 ) -> tuple[Int[Array, "B H R C"], Bool[Array, "B T2 H 1"]]:
-    """How many blocks of keys a block of queries sees before each, and who sees any."""
+    """How many blocks of keys a block of queries sees before each, and who sees any.
+
+    By comparing, which is one small kernel: to spread the lists took six, 20 us.
+    """
     lists = mask.lists(transposed=False)
     columns = mask.lists(transposed=True).num.shape[2]
-    partly, full = spread(lists, columns)
-    seen = (partly | full).astype(jnp.int32)
-    count = jnp.cumsum(seen, axis=-1, dtype=jnp.int32)
-    is_seen = jnp.repeat(count[..., -1] > 0, mask.block_size[0], axis=-1)
-    return count - seen, jnp.swapaxes(is_seen, 1, 2)[..., None]
+    block = lax.broadcasted_iota(jnp.int32, (1, 1, 1, columns, 1), 3)
+
+    def before(num: Any, indices: Any) -> Array:
+        here = indices[..., None, :]
+        place = lax.broadcasted_iota(jnp.int32, here.shape, here.ndim - 1)
+        is_before = (place < num[..., None, None]) & (here < block)
+        return jnp.sum(is_before, axis=-1, dtype=jnp.int32)
+
+    turns = before(lists.num, lists.indices)
+    turns += before(lists.full_num, lists.full_indices)
+    is_seen = jnp.repeat(lists.num + lists.full_num > 0, mask.block_size[0], axis=-1)
+    return turns, jnp.swapaxes(is_seen, 1, 2)[..., None]
 
 
 @dataclass(frozen=True)
@@ -188,7 +200,7 @@ class _Backward:
             else (),
             [smem(stages, columns, x.shape[3]) for x in visit],
             [plgpu.SMEM((stages, columns), jnp.float32) for _ in known],
-            smem(2, groups, rows, columns),
+            smem(min(groups, 2), groups, rows, columns),
             shared_memory(jnp.float32, *squares),
             plgpu.Barrier(num_arrivals=2, num_barriers=groups),
             [barriers(num_arrivals=n) for n in (len(known), 2)],
@@ -203,6 +215,12 @@ class _Backward:
         """Of dq, of each warpgroup."""
         config = self.gradient.config
         return config.columns // _SQUARE * self.widths // config.groups
+
+    @property
+    def parts(self) -> list[list[int]]:
+        """The squares that a warpgroup's registers hold at once."""
+        every = list(range(self.squares))
+        return [every] if self.gradient.config.has_mover else [[n] for n in every]
 
     def place_of(self, square: Any) -> tuple[Any, Any]:
         """Query and channel of a square's first; one of the two has more than 64."""
@@ -261,9 +279,7 @@ class _ThreadBlock:
         config, group = self.gradient.config, lax.axis_index("wg")
         compute, move = config.registers
 
-        @pl.when(group < config.groups)
-        def _() -> None:
-            plgpu.set_max_registers(compute, action="increase")
+        def compute_all() -> None:
             if not self.arrays.blind:
                 self.compute(group, is_careful=False)
             else:  # apart, as what is rare would slow down the rest
@@ -271,6 +287,15 @@ class _ThreadBlock:
                 is_careful = some[0] != 0
                 pl.when(is_careful)(partial(self.compute, group, is_careful=True))
                 pl.when(~is_careful)(partial(self.compute, group, is_careful=False))
+
+        if not config.has_mover:
+            compute_all()
+            return
+
+        @pl.when(group < config.groups)
+        def _() -> None:
+            plgpu.set_max_registers(compute, action="increase")
+            compute_all()
 
         @pl.when(group == config.groups)
         def _() -> None:
@@ -336,26 +361,37 @@ class _ThreadBlock:
 
     def load(self, count: Any, b: Any, h: Any, tile: Any) -> None:
         """Queries, the output's cotangents, and what is known of them."""
-        config, scratch, arrays = self.gradient.config, self.scratch, self.arrays
+        config, scratch = self.gradient.config, self.scratch
         slot = lax.rem(count, i32(config.stages))
-        rows = pl.ds(tile * config.columns, config.columns)
-        last = len(arrays.known) - 1
-        for side, array in enumerate(arrays.visit):
+        for side in (0, 1):
             wait = partial(plgpu.barrier_wait, scratch.free[side].at[slot])
             pl.when(count >= config.stages)(wait)
-            here = scratch.here[side].at[slot]
-            buffer = scratch.visit[side].at[slot]
-            plgpu.copy_gmem_to_smem(array.at[b, rows, h], buffer, here)
-            for n in (last,) if side else range(last):
-                buffer = scratch.known[n].at[slot]
-                plgpu.copy_gmem_to_smem(arrays.known[n].at[b, h, rows], buffer, here)
+            self.load_side(side, slot, b, h, tile)
+
+    def load_side(self, side: int, slot: Any, b: Any, h: Any, tile: Any) -> None:
+        """Queries, side 0, or the output's cotangents."""
+        config, scratch, arrays = self.gradient.config, self.scratch, self.arrays
+        rows = pl.ds(tile * config.columns, config.columns)
+        here, buffer = scratch.here[side].at[slot], scratch.visit[side].at[slot]
+        plgpu.copy_gmem_to_smem(arrays.visit[side].at[b, rows, h], buffer, here)
+        last = len(arrays.known) - 1
+        for n in (last,) if side else range(last):
+            buffer = scratch.known[n].at[slot]
+            plgpu.copy_gmem_to_smem(arrays.known[n].at[b, h, rows], buffer, here)
 
     def add(self, b: Any, h: Any, tile: Any) -> None:
-        """The squares of a visit to dq, in its turn."""
+        """The squares of a visit to dq, when they are there."""
+        for group in range(self.gradient.config.groups):
+            plgpu.barrier_wait(self.scratch.added.at[group])
+        self.start_to_add(b, h, tile)
+        self.finish_adding(b, h, tile)
+        for group in range(self.gradient.config.groups):
+            plgpu.barrier_arrive(self.scratch.taken.at[group])
+
+    def start_to_add(self, b: Any, h: Any, tile: Any) -> None:
+        """Squares to dq, in their turn."""
         config, scratch = self.gradient.config, self.scratch
-        turn, counter = self.turn(b, h, tile), None
-        for group in range(config.groups):
-            plgpu.barrier_wait(scratch.added.at[group])
+        turn = self.turn(b, h, tile)
         if scratch.counters is not None:
             counter = scratch.counters.at[b, h, tile]
             plgpu.semaphore_wait(counter, turn, decrement=False, memory_scope="gpu")
@@ -366,10 +402,12 @@ class _ThreadBlock:
                 rows = pl.ds(tile * config.columns + row, _SQUARE)
                 out = self.outputs[2].at[b, rows, h, pl.ds(column, _SQUARE)]
                 self.add_square(scratch.squares.at[group, n], out, turn)
+
+    def finish_adding(self, b: Any, h: Any, tile: Any) -> None:
+        """Others may add to these queries, and squares be overwritten."""
         plgpu.wait_smem_to_gmem(0)
-        for group in range(config.groups):
-            plgpu.barrier_arrive(scratch.taken.at[group])
-        if counter is not None:
+        if self.scratch.counters is not None:
+            counter = self.scratch.counters.at[b, h, tile]
             plgpu.semaphore_signal(counter, memory_scope="gpu")
 
     def add_square(self, square: Any, out: Any, turn: Any) -> None:
@@ -415,19 +453,25 @@ class _ThreadBlock:
             tile = Tile(*seen, mine, config, whole, "k", sizes, interpret)
             mods = on_tile(tile, (gradient.score, gradient.mask), self.arrays.mods)
             step = _Step(self, group, Weights(gradient, tile, *mods), is_careful)
+            ahead = self.load_first(carry[0], visits, seen)
 
             def one(i: Any, carry: Any) -> Any:
-                found, left = carry
+                found, left, ahead = carry
                 at, is_full, left = visits.next(i, left)
-                return step(at, is_full, *found), left
+                after = None
+                if not config.has_mover:
+                    then = i + config.stages
+                    tile, _, ahead = visits.next(then, ahead)
+                    after = then < visits.total, tile
+                return step(at, is_full, after, *found), left, ahead
 
-            start = carry, visits.start()
+            start = carry, visits.start(), ahead
             return lax.fori_loop(i32(0), visits.total, one, start)[0]
 
-        start = i32(0), *(zeros(*x.shape) for x in stay)
-        count, dk, dv = gradient.over_heads(of_head, start)
-        wait = partial(plgpu.barrier_wait, scratch.taken.at[group])
-        pl.when(count > 0)(wait)
+        waiting = () if config.has_mover else (i32(0),) * 3
+        start = i32(0), waiting, *(zeros(*x.shape) for x in stay)
+        count, waiting, dk, dv = gradient.over_heads(of_head, start)
+        pl.when(count > 0)(partial(self.await_squares, group, waiting))
         self.exchange()  # all have read our keys
         for x, buffer, out in zip(
             (dk * gradient.call.scale, dv), stay, self.outputs[:2], strict=True
@@ -437,8 +481,33 @@ class _ThreadBlock:
             plgpu.copy_smem_to_gmem(buffer, out.at[self.b, rows, self.h])
         plgpu.wait_smem_to_gmem(0)
 
+    def load_first(self, count: Any, visits: Backwards, seen: Any) -> Any:
+        """Without a warpgroup for it: as many visits as there is room for."""
+        config, ahead = self.gradient.config, visits.start()
+        if config.has_mover:
+            return ()
+        for n in range(config.stages):
+            tile, _, ahead = visits.next(i32(n), ahead)
+            slot = lax.rem(count + n, i32(config.stages))
+
+            @pl.when(n < visits.total)
+            def _(slot: Any = slot, tile: Any = tile) -> None:
+                for side in (0, 1):
+                    self.load_side(side, slot, seen[0], seen[1], tile)
+
+        return ahead
+
+    def await_squares(self, group: Any, waiting: Any) -> None:
+        """Until those of the last visit, at `waiting`, were added to dq."""
+        if self.gradient.config.has_mover:
+            plgpu.barrier_wait(self.scratch.taken.at[group])
+        else:
+            self.finish_adding(*waiting)
+
     def exchange(self) -> None:
         """Waits for the other warpgroups that compute."""
+        if self.gradient.config.groups == 1:
+            return
         plgpu.barrier_arrive(self.scratch.exchanged)
         plgpu.barrier_wait(self.scratch.exchanged)
 
@@ -452,15 +521,23 @@ class _Step:
     weights: Weights
     is_careful: bool
 
-    def __call__(self, at: Any, is_full: Any, count: Any, dk: Any, dv: Any) -> Any:
+    def __call__(
+        self, at: Any, is_full: Any, after: Any, count: Any, waiting: Any, *given: Any
+    ) -> Any:
         gradient, scratch = self.block.gradient, self.block.scratch
         slot = lax.rem(count, i32(gradient.config.stages))
         first = at * gradient.config.columns
-        weights, d_scores = self.on_tile(slot, first, is_full)
+        last = partial(self.block.await_squares, self.group, waiting)
+
+        def meanwhile() -> None:
+            if after is not None:
+                pl.when(count > 0)(last)
+
+        weights, d_scores = self.on_tile(slot, first, is_full, meanwhile)
         weights = weights.astype(gradient.dtype)
         d_scores = d_scores.astype(gradient.dtype)
         query, d_out = (x.at[slot] for x in scratch.visit)
-        twin = scratch.d_scores.at[lax.rem(count, i32(2))]
+        twin = scratch.d_scores.at[lax.rem(count, i32(scratch.d_scores.shape[0]))]
         if self.is_careful:  # 0 times NaN is not
             (_, flags), tile = self.block.arrays.blind, self.weights.tile
             is_here = flags[tile.b, tile.h, at] != 0
@@ -477,22 +554,55 @@ class _Step:
             if gradient.call.interpret:  # whose sums cannot change in an inner scope
                 more()
 
-            def run(*squares: Any) -> None:
-                self.start_squares(squares, twin)
-                if not gradient.call.interpret:
-                    more()
-                found = [plgpu.wgmma_accumulator_load(x, wait_n=1) for x in squares]
-                plgpu.barrier_arrive(scratch.free[1].at[slot])
-                self.hand_over(found, count)
+            for n, part in enumerate(self.block.kernel.parts):
+                is_first = n == 0
+                then = more if is_first and not gradient.call.interpret else None
 
-            square = plgpu.ACC((_SQUARE, _SQUARE), jnp.float32)
-            pl.run_scoped(run, *[square] * self.block.kernel.squares)
+                def run(*squares: Any, part: Any = part, then: Any = then) -> None:
+                    self.start_squares(part, squares, twin)
+                    if then is not None:
+                        then()
+                    wait = int(0 in part)  # for all but dk
+                    found = [
+                        plgpu.wgmma_accumulator_load(x, wait_n=wait) for x in squares
+                    ]
+                    if wait:
+                        self.release(1, slot, after)
+                    if wait and after is None:
+                        pl.when(count > 0)(last)
+                    for m, x in zip(part, found, strict=True):
+                        scratch.squares.at[self.group, m][...] = x
 
-        dk, dv = sums([dk, dv], body, gradient.call.interpret)
-        plgpu.barrier_arrive(scratch.free[0].at[slot])
-        return count + 1, dk, dv
+                square = plgpu.ACC((_SQUARE, _SQUARE), jnp.float32)
+                pl.run_scoped(run, *[square] * len(part))
+            plgpu.commit_smem()
+            if after is None:
+                plgpu.barrier_arrive(scratch.added.at[self.group])
 
-    def on_tile(self, slot: Any, first: Any, is_full: Any) -> tuple[Any, Any]:
+        dk, dv = sums(given, body, gradient.call.interpret)
+        self.release(0, slot, after)
+        if after is not None:
+            place = self.weights.tile.b, self.weights.tile.h, at
+            self.block.start_to_add(*place)
+            waiting = tuple(jnp.asarray(x, jnp.int32) for x in place)
+        return count + 1, waiting, dk, dv
+
+    def release(self, side: int, slot: Any, after: Any) -> None:
+        """Queries or cotangents that have been read make room for others."""
+        if after is None:
+            plgpu.barrier_arrive(self.block.scratch.free[side].at[slot])
+            return
+        is_there, at = after
+        tile = self.weights.tile
+
+        @pl.when(is_there)
+        def _() -> None:
+            plgpu.commit_smem()  # all warps have read
+            self.block.load_side(side, slot, tile.b, tile.h, at)
+
+    def on_tile(
+        self, slot: Any, first: Any, is_full: Any, meanwhile: Any
+    ) -> tuple[Any, Any]:
         """Weights, and gradients of the scores before `score_mod`.
 
         The tensor cores make both products at once, or, to leave registers to a mod
@@ -503,20 +613,25 @@ class _Step:
         gradient = self.weights.gradient
         adds = gradient.score is not None and not gradient.has_slope
         if adds and not gradient.call.has_unseen:
-            return self.in_turn(slot, first, is_full)
-        return self.at_once(slot, first, is_full)
+            return self.in_turn(slot, first, is_full, meanwhile)
+        return self.at_once(slot, first, is_full, meanwhile)
 
-    def in_turn(self, slot: Any, first: Any, is_full: Any) -> tuple[Any, Any]:
+    def in_turn(
+        self, slot: Any, first: Any, is_full: Any, meanwhile: Any
+    ) -> tuple[Any, Any]:
         scratch = self.block.scratch
         keys, values = (x.at[self.group] for x in scratch.stay)
         query, d_out = (x.at[slot] for x in scratch.visit)
         plgpu.barrier_wait(scratch.here[0].at[slot])
-        weights, _ = self.weights(first, self.shifts(slot), multiply(keys, query))
+        scores, _ = multiply(keys, query, meanwhile)
+        weights, _ = self.weights(first, self.shifts(slot), scores)
         weights = self.hide(first, is_full, weights)
         plgpu.barrier_wait(scratch.here[1].at[slot])
         return weights, weights * (multiply(values, d_out) - self.known(-1, slot))
 
-    def at_once(self, slot: Any, first: Any, is_full: Any) -> tuple[Any, Any]:
+    def at_once(
+        self, slot: Any, first: Any, is_full: Any, meanwhile: Any
+    ) -> tuple[Any, Any]:
         scratch, weights = self.block.scratch, self.weights
         keys, values = (x.at[self.group] for x in scratch.stay)
         tile = plgpu.ACC(weights.tile.shape, jnp.float32)
@@ -527,6 +642,7 @@ class _Step:
             plgpu.wgmma(scores, keys, query)
             plgpu.barrier_wait(scratch.here[1].at[slot])
             plgpu.wgmma(products, values, d_out)
+            meanwhile()
             here = plgpu.wgmma_accumulator_load(scores, wait_n=1)
             found, slope = weights(first, self.shifts(slot), here)
             found = self.hide(first, is_full, found)
@@ -558,23 +674,13 @@ class _Step:
         is_shown = functools.reduce(jnp.logical_and, is_shown)
         return lax.cond(is_shown, lambda x: x, partial(self.weights.hide, first), found)
 
-    def start_squares(self, squares: Any, twin: Any) -> None:
+    def start_squares(self, part: Any, squares: Any, twin: Any) -> None:
         """What this visit adds to dq, with the keys of all warpgroups."""
         kernel, scratch = self.block.kernel, self.block.scratch
         keys = scratch.finite_keys or scratch.stay[0]
-        for n, square in enumerate(squares):
+        for n, square in zip(part, squares, strict=True):
             row, column = kernel.place_of(self.group * kernel.squares + n)
             for group in range(kernel.gradient.config.groups):
                 left = twin.at[group, :, pl.ds(row, _SQUARE)]
                 right = keys.at[group, :, pl.ds(column, _SQUARE)]
                 plgpu.wgmma(square, left.transpose((1, 0)), right)
-
-    def hand_over(self, squares: Any, count: Any) -> None:
-        """To the warpgroup that moves data, when it has taken the last ones."""
-        scratch = self.block.scratch
-        taken = partial(plgpu.barrier_wait, scratch.taken.at[self.group])
-        pl.when(count > 0)(taken)
-        for n, x in enumerate(squares):
-            scratch.squares.at[self.group, n][...] = x
-        plgpu.commit_smem()
-        plgpu.barrier_arrive(scratch.added.at[self.group])

@@ -45,13 +45,15 @@ class Case:
     shares_keys: bool = False
     block: tuple[int, int] = (128, 128)
     scale: float | None = None
-    more: dict = field(default_factory=dict)
+    options: dict = field(default_factory=dict)
 
     def __str__(self):
-        sizes = (*self.lengths, self.heads, *self.channels)
-        return f"{self.mod}-{self.mask}-{'x'.join(map(str, sizes))}"
+        sizes = "x".join(map(str, (*self.lengths, self.heads, *self.channels)))
+        asked = "".join(f"-{name}{n}" for name, n in self.options.items())
+        return f"{self.mod}-{self.mask}-{sizes}{asked}"
 
 
+SMALL = {"block_q": 64, "block_kv": 64, "bwd_block_q": 64, "bwd_block_kv": 64}
 CASES = [
     Case(lengths=(256, 256)),
     Case(mask="causal", lengths=(257, 257), heads=1),
@@ -74,8 +76,17 @@ CASES = [
     Case(mask="causal", lengths=(140, 140), shares_keys=True),
     Case(mask="causal", channels=(64, 128), lengths=(70, 130)),
     Case(mask="document_ids", channels=(128, 64), lengths=(260, 260), block=(192, 128)),
+    # Small thread blocks, that move their own data, in the mask's blocks or as those.
+    Case(mask="document_ids", lengths=(200, 200), options=SMALL),
+    Case(mask="document_ids", lengths=(200, 260), heads=2, block=(64, 64)),
+    Case(mod="alibi", lengths=(130, 150), options=SMALL | {"stages": 1}),
+    Case(mod="soft_cap", mask="causal", channels=(64, 128), block=(64, 64)),
+    Case(mask="causal", channels=(128, 128), options={"block_q": 64, "stages": 3}),
+    Case(mask="causal", options={"bwd_block_kv": 64, "bwd_stages": 1}, heads=1),
+    Case(mod="alibi", mask="causal", channels=(128, 128), options=SMALL),
+    Case(mask="noop", options={"block_q": 192, "block_kv": 192}, block=(384, 384)),
 ]
-OFTEN = (0, 1, 3, 5, 9, 13, 15)
+OFTEN = (0, 1, 3, 5, 9, 13, 15, 19, 21)
 
 
 def operands(case):
@@ -118,7 +129,7 @@ def fused(case, arrays, floats, others, seen, cotangents):
         out, aux = px.flex_attention(
             *arrays, score_mod=mod.make(*floats, *others), block_mask=block_mask,
             enable_gqa=True, return_aux=EVERYTHING, scale=case.scale,
-            implementation="mosaic_gpu", kernel_options=INTERPRET,
+            implementation="mosaic_gpu", kernel_options=INTERPRET | case.options,
         )  # fmt: skip
         return out, aux.lse, aux.max_scores
 
@@ -268,18 +279,19 @@ def partly_unseen(b, h, i, j):
 
 
 @pytest.mark.parametrize(
-    ("mod", "D"),
+    ("mod", "D", "block"),
     [
-        (None, 64),
-        pytest.param("alibi", 64, marks=pytest.mark.slow),
-        ("soft_cap", 128),
-        pytest.param(None, 128, marks=pytest.mark.slow),
-        pytest.param("soft_cap", 256, marks=pytest.mark.slow),
+        (None, 64, 128),
+        (None, 64, 64),
+        pytest.param("alibi", 64, 128, marks=pytest.mark.slow),
+        ("soft_cap", 128, 128),
+        pytest.param(None, 128, 128, marks=pytest.mark.slow),
+        pytest.param("soft_cap", 256, 128, marks=pytest.mark.slow),
     ],
 )
-def test_what_nobody_sees_or_sees_nothing_may_hold_nan(mod, D):
+def test_what_nobody_sees_or_sees_nothing_may_hold_nan(mod, D, block):
     T = 150
-    mask = px.create_block_mask(partly_unseen, 2, None, T, T)
+    mask = px.create_block_mask(partly_unseen, 2, None, T, T, block_size=block)
     q, k, v, d_out = (gaussian(n, (2, T, 2, D), jnp.bfloat16) for n in range(4))
     unseen = (jnp.arange(T)[None] >= LENGTHS[:, None])[..., None, None]
     blind = (jnp.arange(T) == 3)[None, :, None, None]
@@ -365,10 +377,12 @@ def test_nan_that_is_seen_is_seen_where_it_is_seen_alone(lengths):
 )
 @pytest.mark.parametrize("D", [64, 128, 256])
 @pytest.mark.parametrize("mask_mod", [px.kernels.masks.causal, partly_unseen])
-def test_the_kernels_lower_for_a_gpu(name, D, mask_mod):
+@pytest.mark.parametrize("block", [64, 128])
+def test_the_kernels_lower_for_a_gpu(name, D, mask_mod, block):
     """No GPU is needed to know that Mosaic has what a mod asks for."""
     T = 256
-    mod, mask = MOD[name], px.create_block_mask(mask_mod, 1, None, T, T)
+    mask = px.create_block_mask(mask_mod, 1, None, T, T, block_size=block)
+    mod = MOD[name]
     floats = (
         gaussian(n, x, mod.dtype or jnp.bfloat16)
         for n, x in enumerate(mod.floats(T, T))

@@ -171,6 +171,33 @@ def test_a_mask_and_kernel_options_exclude_each_other():
         attend(block_mask=make(block_size=8), kernel_options={"block_q": 8})
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"block_q": 96},
+            r"\['block_q'\] must be a multiple of 64 .*found 96.\nPass 64",
+        ),
+        ({"bwd_block_kv": 8}, r"\['bwd_block_kv'\] must be .*found 8.\nPass 64, or"),
+        (
+            {"block_kv": 256},
+            r"must divide the keys .*\(64, 128\), found 256.\n.* of 128",
+        ),
+        ({"bwd_block_q": 128}, r"must divide the queries .*found 128.\n.* of 64"),
+        ({"stages": 0}, r"at least 1, found {'stages': 0}"),
+        ({"block_m": 64}, r"\['block_m'\] are unknown to .*bwd_block_kv"),
+    ],
+)
+def test_sizes_that_the_fused_kernels_cannot_have_are_refused(options, text):
+    q = jnp.zeros((1, 128, 1, 64), jnp.bfloat16)
+    mask = px.create_block_mask(causal, None, None, 128, 128, block_size=(64, 128))
+    with pytest.raises(ValueError, match=text):
+        px.flex_attention(
+            q, q, q, block_mask=mask, implementation="mosaic_gpu",
+            kernel_options=options | {"interpret": 1},
+        )  # fmt: skip
+
+
 def test_a_stack_of_masks_is_refused():
     masks = jax.tree.map(lambda x: jnp.stack([x, x]), make())
     with pytest.raises(ValueError, match=r"i32\[2,1,1,1\]: a stack of masks.\nMap"):
