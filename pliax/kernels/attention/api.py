@@ -243,8 +243,8 @@ def flex_attention(
             keys are not split; `bwd_block_q`, `bwd_block_kv` and `bwd_stages` for the
             backward pass. By default a table found by measurement says; what registers
             or shared memory cannot hold becomes the next smaller. And `interpret`, 1 to
-            run the kernels in JAX's interpreter, on any device, slowly. Its kernels wait
-            for each other in XLA's threads, of which a CPU has one a core: set the
+            run the kernels in JAX's interpreter, on any device, slowly. Its kernels
+            wait for each other in XLA's threads, of which a CPU has one a core: set the
             environment's PJRT_NPROC to 16.
 
     Returns:
