@@ -148,8 +148,8 @@ def one_by_one(stacks: Sequence[Stack], how: NewtonSchulz) -> list[Stack]:
 def in_stacks(stacks: Sequence[Stack], how: NewtonSchulz) -> list[Stack]:
     """Matrices of a shape, or of its transpose, together: few large products.
 
-    So many together as fill a device, and one portion after another, so that there is
-    memory for the intermediates of one.
+    Leaves of a shape make portions that each fill a device, one after the other, so
+    that the intermediates of one portion of it are alive.
     """
     results: list[Any] = [None] * len(stacks)
     for numbers in grouped(map(_what_stacks_together, stacks)):

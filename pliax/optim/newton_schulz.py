@@ -161,7 +161,7 @@ def _standard(
     def step(i: Any, X: Array) -> Array:
         a, b, c = iteration.step(i)
         A = symmetric_matmul(X, precision=PRECISION)
-        B = symmetric_matmul(A, A, alpha=c, beta=b, precision=PRECISION)
+        B = add_matmul(A, A, A, alpha=c, beta=b, commute=True, precision=PRECISION)
         return add_matmul(B, X, X, beta=a, precision=PRECISION)
 
     unroll = isinstance(iteration.steps, int) and jax.default_backend() != "cpu"
@@ -197,7 +197,7 @@ def _several_steps(X: Array, steps: range, iteration: NewtonSchulz) -> Array:
     R, Q = symmetric_matmul(X, precision=PRECISION), None
     for i in steps:
         a, b, c = iteration.step(i)
-        P = symmetric_matmul(R, R, alpha=c, beta=b, gamma=a, precision=PRECISION)
+        P = product(R, R, R, alpha=c, beta=b, gamma=a)
         Q = P if Q is None else matmul(P, Q, P.dtype, precision=PRECISION)
         if i != steps[-1]:
             R = product(P, product(R, P))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers import assert_error_rule, equations, in_float64, normal
 from hypothesis import given, settings, strategies as st
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from jax.test_util import check_grads
 
 import pliax as px
@@ -210,6 +211,48 @@ def test_vmap_makes_a_larger_stack(axis, monkeypatch):
     np.testing.assert_array_equal(mapped, single)
 
 
+@pytest.mark.parametrize("moving", ["C", "gamma"])
+def test_gradients_of_what_is_whole_on_each_device(moving):
+    auto, explicit = (
+        jax.make_mesh((8,), ("x",), axis_types=(kind,))
+        for kind in (AxisType.Auto, AxisType.Explicit)
+    )
+    X, C, gamma = normal(0, (8, 4, 5)), normal(1, (8, 4, 4)), jnp.ones(8)
+    specs = P("x"), P(), P()
+
+    def loss(value, X, others):
+        found = symmetric_matmul(X, **(others | {moving: value}))
+        return jnp.sum(found**2)
+
+    def each(X, C, gamma):
+        here = jax.lax.axis_index("x")
+        whole = {"C": C, "gamma": gamma}
+        mine = {name: x[here][None] for name, x in whole.items()}
+        return jax.lax.psum(jax.grad(loss)(mine[moving], X, mine), "x")
+
+    run = jax.shard_map(each, mesh=auto, in_specs=specs, out_specs=P())
+    found = jax.jit(run)(X, C, gamma)
+    with jax.set_mesh(explicit):
+        on_mesh = jax.device_put(X, NamedSharding(explicit, P("x")))
+        whole = {"C": C, "gamma": gamma}
+        spread = jax.jit(jax.grad(loss))(whole[moving], on_mesh, whole)
+    expected = jax.grad(loss)(whole[moving], X, whole)
+    np.testing.assert_allclose(found[0], expected.sum(0), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(spread, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_vmap_over_nothing_makes_nothing():
+    X = normal(0, (70, 64), BF16)
+    found = jax.vmap(lambda a: symmetric_matmul(X, alpha=a, **FUSED))(jnp.ones(0))
+    assert found.shape == (0, 70, 70)
+
+
+@pytest.mark.parametrize("options", [{}, FUSED])
+def test_an_infinite_shift_is_on_the_diagonal(options):
+    found = symmetric_matmul(jnp.ones((70, 64), BF16), gamma=np.inf, **options)
+    np.testing.assert_array_equal(np.isinf(found), np.eye(70, dtype=bool))
+
+
 def test_factors_may_be_traced():
     X = normal(0, (2, 20, 8))
     jitted = jax.jit(lambda X, a: symmetric_matmul(X, X @ X.mT, beta=a))
@@ -292,9 +335,8 @@ def hopper(monkeypatch):
 
 def chosen(shape, dtype=BF16):
     X = jax.ShapeDtypeStruct(shape, dtype)
-    return choose(
-        "it", backends.BACKENDS, Arguments(X, X, Kind(True, True), {}), None
-    ).name
+    arguments = Arguments((X, X, None), (), Kind(True, True), {})
+    return choose("it", backends.BACKENDS, arguments, None).name
 
 
 @pytest.mark.usefixtures("hopper")
@@ -314,6 +356,39 @@ def test_the_kernel_is_compiled_for_the_gpu_and_xla_for_the_cpu():
         traced.lower(lowering_platforms=(name,)).as_text() for name in ("cuda", "cpu")
     )
     assert "mosaic_gpu" in on_gpu and "mosaic_gpu" not in on_cpu
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("shape", ["m, k", "1024, k", "b, 1024, 1024"])
+def test_symbolic_sizes_go_to_xla(shape):
+    X = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), BF16)
+    exported = jax.export.export(jax.jit(symmetric_matmul), platforms=["cuda"])(X)
+    assert "mosaic_gpu" not in str(exported.mlir_module())
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("place", ["X", "alpha"])
+def test_what_is_divided_or_explicit_goes_to_xla(place):
+    auto, explicit = (
+        jax.make_mesh((1,), ("x",), axis_types=(kind,))
+        for kind in (AxisType.Auto, AxisType.Explicit)
+    )
+    X, alpha = normal(0, (24, 1024, 512), BF16), jnp.ones(24)
+    specs = (P("x"), P()) if place == "X" else (P(), P("x"))
+
+    def f(X, alpha):
+        return symmetric_matmul(X, alpha=alpha)
+
+    mapped = jax.shard_map(f, mesh=auto, in_specs=specs, out_specs=P("x"))
+    lowered = jax.jit(mapped).trace(X, alpha).lower(lowering_platforms=("cuda",))
+    assert "mosaic_gpu" not in lowered.as_text()
+    with jax.set_mesh(explicit):
+        X, alpha = (
+            jax.device_put(x, NamedSharding(explicit, spec))
+            for x, spec in zip((X, alpha), specs, strict=True)
+        )
+        lowered = jax.jit(f).trace(X, alpha).lower(lowering_platforms=("cuda",))
+        assert "mosaic_gpu" not in lowered.as_text()
 
 
 @pytest.mark.usefixtures("hopper")
@@ -362,8 +437,11 @@ X = np.ones((2, 3, 4), np.float32)
             (X,),
             {"alpha": np.ones(3)},
             ValueError,
-            r"alpha must be .*\(2,\), found \(3,\)",
+            r"alpha must be .*\(2,\), found float64\[3\]",
         ),
+        ((X,), {"alpha": [1.0, 2.0]}, ValueError, r"found \[1.0, 2.0\]"),
+        ((X,), {"alpha": np.ones(2) * 1j}, ValueError, r"found complex128\[2\]"),
+        ((X,), {"alpha": np.array("a")}, ValueError, "found <U1"),
         ((X,), {"beta": 1j}, ValueError, "beta must be a real number"),
         ((X,), {"gamma": "1"}, ValueError, "gamma must be a real number"),
         ((X,), {"kernel_options": 3}, TypeError, "a dict from names to integers"),

@@ -17,6 +17,7 @@ from helpers import equations
 from hypothesis import given, settings, strategies as st
 
 import pliax as px
+from pliax.optim import stacks
 
 
 MatrixAxes = px.optim.MatrixAxes
@@ -109,6 +110,19 @@ def test_one_product_serves_all_matrices_of_a_shape():
 
     assert products("per_matrix") == 9 * 3
     assert products("stacked") == 2 * 3
+
+
+def test_portions_one_after_another_do_what_one_stack_does(monkeypatch):
+    params = gpt(layers=4)
+    whole = run(px.optim.muon(RATE, execution="stacked"), params)
+    monkeypatch.setattr(stacks, "_ENOUGH", 64)
+    tx = px.optim.muon(RATE, execution="stacked")
+    names = [
+        x.primitive.name for x in equations(tx.update, params, tx.init(params), params)
+    ]
+    assert names.count("optimization_barrier") > 2
+    parts = run(tx, params)
+    jax.tree.map(np.testing.assert_array_equal, parts, whole)
 
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])

@@ -309,6 +309,17 @@ def test_gram_multiplies_by_the_wide_matrix_four_times():
     assert (len(products), len(wide)) == (18, 2)  # two more give [4, 4]
 
 
+@pytest.mark.parametrize("steps", [2, 5])
+def test_steps_unrolled_for_a_gpu_are_the_loop(steps, monkeypatch):
+    G = jnp.asarray([emulation.well_conditioned(i, 4, 6) for i in range(3)])
+    iteration = choose_iteration(steps=steps)
+    looped = jax.jit(iteration)(G)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    unrolled = jax.jit(lambda G: iteration(G))
+    assert "stablehlo.while" not in unrolled.lower(G).as_text()
+    np.testing.assert_array_equal(unrolled(G), looped)
+
+
 def test_gram_must_know_the_number_of_steps():
     def traced(steps):
         return choose_iteration(steps=steps, method="gram")(jnp.ones((2, 8)))

@@ -36,6 +36,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from pliax.kernels._hopper import shared_memory
+
 from .block_mask import BlockMask
 from .configs import Config, Kernel, decoding_config, splits as splits_of
 from .diagonals import sees_itself
@@ -49,7 +51,6 @@ from .mosaic_gpu_tiles import (
     i32,
     operands,
     run_kernel,
-    shared_memory,
 )
 from .mosaic_gpu_visits import reach
 from .separation import MASK_MOD, SCORE_MOD

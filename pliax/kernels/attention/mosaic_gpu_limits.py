@@ -3,10 +3,10 @@
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from pliax.core.padded_calls import Size
+from pliax.kernels._hopper import refused_counting, refused_device
 
 from .head_packing import has_rows, pack_mask, pack_mod, refused_mask
 from .merging import FEW
@@ -14,7 +14,6 @@ from .normalization import with_slope
 from .separation import MASK_MOD, SCORE_MOD, Inseparable, separate
 
 
-_CAPABILITY = "9.0"  # wgmma and TMA as the kernels use them
 _CHANNELS = 256  # whose sums fit into the registers of a warpgroup
 _ELEMENTS = 2**31 - 1  # of an array whose elements are looked up by an int32
 _BLOCK = 64  # rows of one instruction of the tensor cores
@@ -25,7 +24,7 @@ def refusal(
 ) -> str | None:
     """Why the kernels cannot run a call; None where they can."""
     return (
-        (None if interpret else _refused_device())
+        (None if interpret else refused_device())
         or _refused_arrays(*arrays)
         or _refused_mask(arrays[0].shape[1], block_mask)
         or _refused_mods(arrays[0].shape, score_mod, block_mask)
@@ -47,17 +46,6 @@ def has_backward(block_mask: Any) -> bool:
     return block_mask is None or not any(n % _BLOCK for n in block_mask.block_size)
 
 
-def _refused_device() -> str | None:
-    device = jax.devices()[0]
-    found = getattr(device, "compute_capability", device.platform)
-    if found == _CAPABILITY:
-        return None
-    return (
-        f"it runs on NVIDIA GPUs of compute capability {_CAPABILITY} (H100, H200), "
-        f'found {found}; kernel_options={{"interpret": 1}} runs it anywhere, slowly'
-    )
-
-
 def _refused_arrays(query: Any, key: Any, value: Any) -> str | None:
     dtypes = [x.dtype for x in (query, key, value)]
     sizes = [n for x in (query, key, value) for n in x.shape]
@@ -68,8 +56,8 @@ def _refused_arrays(query: Any, key: Any, value: Any) -> str | None:
         return (
             f"query, key and value must all be bfloat16 or all float16, found {found}"
         )
-    if jax.dtypes.canonicalize_dtype("int64") == jnp.int64:
-        return "it counts in 32 bits, and jax_enable_x64 is on"
+    if (reason := refused_counting()) is not None:
+        return reason
     channels = max(key.shape[3], value.shape[3])
     if channels > _CHANNELS:
         return f"it takes up to {_CHANNELS} channels, found {channels}"

@@ -20,6 +20,8 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 from jax import Array, lax, numpy as jnp
 
+from pliax.kernels._hopper import shared_memory
+
 from .block_mask import BlockMask
 from .configs import Kernel
 from .mosaic_gpu import Call, mods_of
@@ -44,7 +46,6 @@ from .mosaic_gpu_tiles import (
     multiply,
     on_tile,
     run_kernel,
-    shared_memory,
     zeros,
 )
 from .mosaic_gpu_visits import Blocks, Visits, reach

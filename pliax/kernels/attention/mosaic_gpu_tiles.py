@@ -447,14 +447,6 @@ def zeros(*shape: int, value: float = 0.0) -> Any:
     return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
 
 
-def shared_memory(dtype: Any, *shape: int) -> Any:
-    """Matrices in shared memory, as TMA writes and the tensor cores read them."""
-    tiling: Any = plgpu.TilingTransform
-    swizzle: Any = plgpu.SwizzleTransform
-    width = 128 // jnp.dtype(dtype).itemsize
-    return plgpu.SMEM(shape, dtype, transforms=(tiling((8, width)), swizzle(128)))
-
-
 def run_kernel(
     body: Any,
     scratch: Any,

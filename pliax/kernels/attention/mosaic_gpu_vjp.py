@@ -30,6 +30,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Int
 
+from pliax.kernels._hopper import shared_memory
+
 from .block_mask import BlockMask
 from .configs import Kernel
 from .mosaic_gpu import NOTHING, Call, aligned, call_of, mods_of
@@ -52,7 +54,6 @@ from .mosaic_gpu_tiles import (
     multiply,
     on_tile,
     run_kernel,
-    shared_memory,
     sums,
     zeros,
 )

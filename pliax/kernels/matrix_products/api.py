@@ -43,8 +43,9 @@ def symmetric_matmul(
         precision: Of float32 and float64 products, as `jax.numpy.matmul` takes it.
         implementation: "xla" (the full product, on any platform) or "mosaic_gpu" (half
             of the tiles, for Hopper GPUs, bfloat16 and float16). None takes the fused
-            kernel where there is one such GPU and the matrices are large enough to
-            gain, else "xla". A name never falls back.
+            kernel where there is one such GPU and the matrices gain by it: rows and
+            depth of at least 512, multiples of 128, and enough of them to fill the
+            device; else "xla". A name never falls back.
         kernel_options: For "mosaic_gpu": `interpret`, 1 to run the kernel in JAX's
             interpreter, on any device, slowly.
 
@@ -78,7 +79,10 @@ def symmetric_matmul(
     options = integer_options(operation, kernel_options)
     kind = Kind(is_symmetric=True, is_gram=True, has_shift=not _is_zero(gamma))
     backend = choose(
-        operation, BACKENDS, Arguments(X, X, kind, options), implementation
+        operation,
+        BACKENDS,
+        Arguments((X, X, C), factors, kind, options),
+        implementation,
     )
     check_options(operation, backend, options)
     static = Static(backend, kind, precision, tuple(sorted(options.items())))
@@ -92,12 +96,13 @@ def add_matmul(
     *,
     alpha: Any = 1.0,
     beta: Any = 1.0,
+    gamma: Any = 0.0,
     commute: bool = False,
     precision: Any = None,
     implementation: str | None = None,
     kernel_options: Any = None,
 ) -> Array:
-    """The sum alpha A B + beta C, rounded once, without a pass over memory for it.
+    """The sum alpha A B + beta C + gamma I, rounded once, in one pass over memory.
 
     XLA leaves the sum to a second kernel: on an H200 72 products of (896, 896) with
     (896, 4864) take 1.62 ms so, and 0.86 ms here. If A and B are symmetric and
@@ -105,11 +110,17 @@ def add_matmul(
     are those of `symmetric_matmul`.
     """
     operation = "add_matmul"
-    factors = (("alpha", alpha), ("beta", beta), ("gamma", 0.0))
+    factors = (("alpha", alpha), ("beta", beta), ("gamma", gamma))
     factors = tuple(_factor(operation, name, x, A) for name, x in factors)
-    options, kind = integer_options(operation, kernel_options), Kind(commute)
+    options, kind = (
+        integer_options(operation, kernel_options),
+        Kind(commute, has_shift=not _is_zero(gamma)),
+    )
     backend = choose(
-        operation, BACKENDS, Arguments(A, B, kind, options), implementation
+        operation,
+        BACKENDS,
+        Arguments((A, B, C), factors, kind, options),
+        implementation,
     )
     static = Static(backend, kind, precision, tuple(sorted(options.items())))
     return derivatives.added(static, A, B, C, factors)
@@ -155,12 +166,15 @@ def _described(x: Any) -> str:
 def _factor(operation: str, name: str, x: Any, X: Array) -> Array:
     """A number for each matrix."""
     stack = X.shape[:-2]
+    dtype = getattr(x, "dtype", None)
+    kinds = jnp.floating, jnp.integer, jnp.bool_
     is_real = isinstance(x, int | float) or (
-        hasattr(x, "dtype") and not jnp.iscomplexobj(x)
+        dtype is not None and any(jnp.issubdtype(dtype, kind) for kind in kinds)
     )
     if not is_real or jnp.shape(x) not in ((), stack):
+        found = repr(x) if dtype is None else _described(x)
         raise ValueError(
-            f"{operation}: {name} must be a real number, or one for each matrix of "
-            f"shape {stack}, found {x if jnp.ndim(x) == 0 else jnp.shape(x)}."
+            f"{operation}: {name} must be a real number, or an array of one for each "
+            f"matrix, of shape {stack}, found {found}."
         )
     return jnp.broadcast_to(jnp.asarray(x, xla.sums_dtype(X.dtype)), stack)

@@ -42,8 +42,8 @@ class Kind:
 class Arguments:
     """What a backend may refuse."""
 
-    A: Any
-    B: Any
+    arrays: tuple[Any, Any, Any]  # A, B, C
+    factors: Any
     kind: Kind
     options: dict[str, int]
 
@@ -76,6 +76,9 @@ def _run_mosaic_gpu(
 def _fused(A: Array, B: Array, C: Any, factors: Array, **static: Any) -> Array:
     from . import mosaic_gpu  # loads Pallas, which takes a second
 
+    if 0 in A.shape:  # after vmap over nothing
+        columns = B.shape[-2 if static["kind"].is_gram else -1]
+        return jnp.zeros((*A.shape[:-1], columns), A.dtype)
     left, right = _as_stack(A, 2), _as_stack(B, 2)
     rest = None if C is None else _as_stack(C, 2), _as_stack(factors, 1)
     found = mosaic_gpu.add_product(left, right, *rest, **static)
@@ -114,7 +117,7 @@ def _anything(arguments: Arguments) -> None:
 
 
 def _refused_by_mosaic_gpu(arguments: Arguments) -> str | None:
-    A, B = arguments.A, arguments.B
+    A, B, _ = arguments.arrays
     if "interpret" not in arguments.options and (reason := refused_device()):
         return reason
     if A.dtype not in (jnp.bfloat16, jnp.float16):
@@ -130,10 +133,13 @@ def _refused_unless_named(arguments: Arguments) -> str | None:
     """Where the fused kernel is not the default, though it runs."""
     if (reason := _refused_by_mosaic_gpu(arguments)) is not None:
         return reason
-    if jax.device_count() > 1 or varying_axes(arguments.A):
+    A, B, _ = arguments.arrays
+    given = jax.tree.leaves((arguments.arrays, arguments.factors))
+    is_explicit = any(jax.typeof(x).sharding.mesh.explicit_axes for x in given)
+    if jax.device_count() > 1 or varying_axes(given) or is_explicit:
         return "XLA cannot partition a kernel among several devices"
-    *stack, rows, depth = arguments.A.shape
-    columns = arguments.B.shape[-2 if arguments.kind.is_gram else -1]
+    *stack, rows, depth = A.shape
+    columns = B.shape[-2 if arguments.kind.is_gram else -1]
     sizes = rows, columns, depth
     if min(sizes) < _SMALLEST or any(n % schedules.TILE for n in sizes):
         return "smaller products, and those of odd sizes, gain nothing"

@@ -5,10 +5,11 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array
 
+from pliax.core.manual_axes import vary, varying_axes
 from pliax.kernels._backends import Backend
 
 from . import xla
@@ -47,9 +48,9 @@ def _gram_jvp(static: Static, primals: Any, tangents: Any) -> Any:
     if _moves(dX):
         half = static.product(dX, X.mT)  # reverse mode needs one product, too
         tangent = half + half.mT
-    return _gram(static, *primals), _tangent(
-        tangent, static, (X, X.mT), primals[1:], tangents[1:]
-    )
+    out = _gram(static, *primals)
+    rest = (X, X.mT), primals[1:], tangents[1:]
+    return out, _tangent(out, tangent, static, *rest)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -62,16 +63,19 @@ def _added_jvp(static: Static, primals: Any, tangents: Any) -> Any:
     (A, B), (dA, dB) = primals[:2], tangents[:2]
     parts = [static.product(dA, B)] if _moves(dA) else []
     parts += [static.product(A, dB)] if _moves(dB) else []
-    return _added(static, *primals), _tangent(
-        sum(parts) if parts else None, static, (A, B), primals[2:], tangents[2:]
-    )
+    out = _added(static, *primals)
+    rest = (A, B), primals[2:], tangents[2:]
+    return out, _tangent(out, sum(parts) if parts else None, static, *rest)
 
 
-def _tangent(d_AB: Any, static: Static, operands: Any, rest: Any, d_rest: Any) -> Any:
-    """What product, addend and factors add to it, rounded once."""
+def _tangent(
+    out: Array, d_AB: Any, static: Static, operands: Any, rest: Any, d_rest: Any
+) -> Array:
+    """What product, addend and factors add to it, rounded once, as the result lies."""
     (C, (alpha, beta, _)), (dC, (d_alpha, d_beta, d_gamma)) = rest, d_rest
-    (A, B), dtype = operands, operands[0].dtype
-    total = _wide(jnp.zeros((*A.shape[:-1], B.shape[-1]), dtype))
+    A, B = operands
+    total = lax.full_like(_wide(out), 0.0)
+    total = vary(total, varying_axes(out))
     terms = (
         (alpha, lambda: d_AB, d_AB is not None),
         (d_alpha, lambda: static.product(A, B), _moves(d_alpha)),
@@ -82,7 +86,7 @@ def _tangent(d_AB: Any, static: Static, operands: Any, rest: Any, d_rest: Any) -
     for factor, matrix, is_there in terms:
         if is_there:
             total = total + factor[..., None, None] * matrix()
-    return total.astype(dtype)
+    return total.astype(out.dtype)
 
 
 def _moves(tangent: Any) -> bool:

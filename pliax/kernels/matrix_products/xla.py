@@ -36,7 +36,9 @@ def scaled_sum(
     if C is not None:
         total = total + beta * C.astype(AB.dtype)
     if has_shift:
-        total = total + gamma * identity(AB)
+        # Lies on a mesh as the sums do; 0 times an infinite gamma would be NaN.
+        is_diagonal = lax.full_like(total, 0.0) + identity(AB) > 0
+        total = jnp.where(is_diagonal, total + gamma, total)
     return rounded(total, dtype)
 
 

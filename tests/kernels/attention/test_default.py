@@ -18,7 +18,7 @@ BF16 = jnp.bfloat16
 @pytest.fixture
 def hopper(monkeypatch):
     """As if the default device were one Hopper GPU; programs still run on the CPU."""
-    monkeypatch.setattr(mosaic_gpu_limits, "_refused_device", lambda: None)
+    monkeypatch.setattr(mosaic_gpu_limits, "refused_device", lambda: None)
     monkeypatch.setattr(jax, "device_count", lambda *_: 1)
 
 
@@ -116,7 +116,7 @@ def test_xla_is_the_default_for_what_the_kernels_do_not_take(call, name):
 
 
 def test_among_several_devices_xla_is_the_default(monkeypatch):
-    monkeypatch.setattr(mosaic_gpu_limits, "_refused_device", lambda: None)
+    monkeypatch.setattr(mosaic_gpu_limits, "refused_device", lambda: None)
     assert jax.device_count() > 1 and chosen() == "xla"
 
 

@@ -421,7 +421,7 @@ def _gradients_of(arrays, slopes, mask):
     "mask_mod", [px.kernels.masks.causal, lambda b, h, i, j: (i >= j) & (i != 3)]
 )
 def test_under_vmap_and_shard_map_the_kernels_lower_for_a_gpu(mask_mod, monkeypatch):
-    monkeypatch.setattr(mosaic_gpu_limits, "_refused_device", lambda: None)
+    monkeypatch.setattr(mosaic_gpu_limits, "refused_device", lambda: None)
     T = 256
     q, k, v = (gaussian(n, (2, 4, T, 4, 64), jnp.bfloat16) for n in range(3))
     mask, slopes = px.create_block_mask(mask_mod, None, None, T, T), jnp.ones(4)
