@@ -1,0 +1,483 @@
+"""A thread block of the backward kernel: a warpgroup moves, the others compute.
+
+What they do is said in `mosaic_gpu_vjp`; one step is a visit of a tile of keys, on its
+side, to a tile of queries.
+"""
+
+import functools
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from .mosaic_gpu_gradients import (
+    Gradient,
+    Weights,
+    with_slope_of_hidden,
+)
+from .mosaic_gpu_tiles import (
+    COLUMN,
+    ROW,
+    Tile,
+    clear_rows,
+    i32,
+    make_finite,
+    multiply,
+    on_tile,
+    sums,
+    zeros,
+)
+from .mosaic_gpu_visits import Backwards, Blocks, reach
+
+
+SQUARE = 64  # rows and columns of the pieces of dq
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """What the warpgroups of a thread block share."""
+
+    stay: Any  # of each warpgroup; its gradients in the end
+    finite_keys: Any  # for what is added to dq, where nobody may see a key
+    visit: Any
+    known: Any  # statistics of the queries that are visited
+    d_scores: Any  # of all warpgroups: of this visit, and the one before
+    squares: Any  # of dq
+    stay_here: Any
+    here: Any  # barriers of what is visited: loaded
+    free: Any  # read by all
+    exchanged: Any
+    added: Any  # squares written
+    taken: Any  # squares read
+    counters: Any  # in global memory: how often a tile of dq was added to
+
+
+@dataclass(frozen=True)
+class ThreadBlock:
+    """One thread block: `run` is what each of its warpgroups does."""
+
+    kernel: Any  # of `mosaic_gpu_vjp`
+    arrays: Any
+    outputs: Any
+    scratch: Scratch
+    b: Any
+    h: Any
+
+    def run(self) -> None:
+        """What one warpgroup does."""
+        config, group = self.gradient.config, lax.axis_index("wg")
+        compute, move = config.registers
+
+        def compute_all() -> None:
+            if not self.arrays.blind:
+                self.compute(group, is_careful=False)
+            else:  # apart, as what is rare would slow down the rest
+                some, _ = self.arrays.blind
+                is_careful = some[0] != 0
+                pl.when(is_careful)(partial(self.compute, group, is_careful=True))
+                pl.when(~is_careful)(partial(self.compute, group, is_careful=False))
+
+        if not config.has_mover:
+            compute_all()
+            return
+
+        @pl.when(group < config.groups)
+        def _() -> None:
+            plgpu.set_max_registers(compute, action="increase")
+            compute_all()
+
+        @pl.when(group == config.groups)
+        def _() -> None:
+            plgpu.set_max_registers(move, action="decrease")
+            self.move()
+
+    @property
+    def gradient(self) -> Gradient:
+        """What the gradients are of."""
+        return self.kernel.gradient
+
+    @property
+    def first(self) -> Any:
+        """Its first key."""
+        return lax.axis_index("tiles") * self.gradient.config.span
+
+    @property
+    def is_inside(self) -> Any:
+        """Whether its rows are keys; None if those of all are.
+
+        What is beyond the end has weights, too: its scores are those of zeros.
+        """
+        span, n = self.gradient.config.span, self.gradient.call.sizes["k"]
+        return None if n % span == 0 else self.first + span <= n
+
+    def visits(self, b: Any, h: Any) -> Backwards:
+        """The queries of a head that see the keys, the last ones first."""
+        gradient = self.gradient
+        length = gradient.call.sizes["q"]
+        lists = self.arrays.lists if gradient.blocks else None
+        blocks = Blocks(gradient.blocks, length, gradient.config)
+        return blocks.backwards(lists, b, h, self.first)
+
+    # --- the warpgroup that moves data ---
+
+    def move(self) -> None:
+        """Queries into shared memory, and from there what is added to dq."""
+        stages, scratch = self.gradient.config.stages, self.scratch
+
+        def of_head(n: Any, carry: Any) -> Any:
+            seen = self.gradient.seen_by(n, self.b, self.h)
+            visits = self.visits(*seen)
+
+            def one(i: Any, carry: Any) -> Any:
+                (count, waiting), left = carry
+                tile, _, left = visits.next(i, left)
+                self.load(count, *seen, tile)
+                pl.when(count >= stages)(lambda: self.add(*waiting[0]))
+                new = tuple(jnp.asarray(x, jnp.int32) for x in (*seen, tile))
+                return (count + 1, (*waiting[1:], new)), left
+
+            start = carry, visits.start()
+            return lax.fori_loop(i32(0), visits.total, one, start)[0]
+
+        nothing = (i32(0),) * 3
+        start = i32(0), (nothing,) * stages
+        count, waiting = self.gradient.over_heads(of_head, start)
+        for n, place in enumerate(waiting):
+            at = count - stages + n
+
+            @pl.when(at >= 0)
+            def _(at: Any = at, place: Any = place) -> None:
+                for free in scratch.free:  # nobody leaves before all have read
+                    plgpu.barrier_wait(free.at[lax.rem(at, i32(stages))])
+                self.add(*place)
+
+    def load(self, count: Any, b: Any, h: Any, tile: Any) -> None:
+        """Queries, the output's cotangents, and what is known of them."""
+        config, scratch = self.gradient.config, self.scratch
+        slot = lax.rem(count, i32(config.stages))
+        for side in (0, 1):
+            wait = partial(plgpu.barrier_wait, scratch.free[side].at[slot])
+            pl.when(count >= config.stages)(wait)
+            self.load_side(side, slot, b, h, tile)
+
+    def load_side(self, side: int, slot: Any, b: Any, h: Any, tile: Any) -> None:
+        """Queries, side 0, or the output's cotangents."""
+        config, scratch, arrays = self.gradient.config, self.scratch, self.arrays
+        rows = pl.ds(tile * config.columns, config.columns)
+        here, buffer = scratch.here[side].at[slot], scratch.visit[side].at[slot]
+        plgpu.copy_gmem_to_smem(arrays.visit[side].at[b, rows, h], buffer, here)
+        last = len(arrays.known) - 1
+        for n in (last,) if side else range(last):
+            buffer = scratch.known[n].at[slot]
+            plgpu.copy_gmem_to_smem(arrays.known[n].at[b, h, rows], buffer, here)
+
+    def add(self, b: Any, h: Any, tile: Any) -> None:
+        """The squares of a visit to dq, when they are there."""
+        for group in range(self.gradient.config.groups):
+            plgpu.barrier_wait(self.scratch.added.at[group])
+        self.start_to_add(b, h, tile)
+        self.finish_adding(b, h, tile)
+        for group in range(self.gradient.config.groups):
+            plgpu.barrier_arrive(self.scratch.taken.at[group])
+
+    def start_to_add(self, b: Any, h: Any, tile: Any) -> None:
+        """Squares to dq, in their turn."""
+        config, scratch = self.gradient.config, self.scratch
+        turn = self.turn(b, h, tile)
+        if scratch.counters is not None:
+            counter = scratch.counters.at[b, h, tile]
+            plgpu.semaphore_wait(counter, turn, decrement=False, memory_scope="gpu")
+        for group in range(config.groups):
+            for n in range(self.kernel.squares):
+                square = group * self.kernel.squares + n
+                row, column = self.kernel.place_of(square)
+                rows = pl.ds(tile * config.columns + row, SQUARE)
+                out = self.outputs[2].at[b, rows, h, pl.ds(column, SQUARE)]
+                self.add_square(scratch.squares.at[group, n], out, turn)
+
+    def finish_adding(self, b: Any, h: Any, tile: Any) -> None:
+        """Others may add to these queries, and squares be overwritten."""
+        plgpu.wait_smem_to_gmem(0)
+        if self.scratch.counters is not None:
+            counter = self.scratch.counters.at[b, h, tile]
+            plgpu.semaphore_signal(counter, memory_scope="gpu")
+
+    def add_square(self, square: Any, out: Any, turn: Any) -> None:
+        """The first one is written, since nothing is there."""
+        if self.gradient.call.interpret:
+            out[...] = jnp.where(turn == 0, 0.0, out[...]) + square[...]
+            return
+        copy = partial(plgpu.copy_smem_to_gmem, square, out)
+        pl.when(turn == 0)(copy)
+        pl.when(turn != 0)(partial(copy, reduction_op="add"))
+
+    def turn(self, b: Any, h: Any, tile: Any) -> Any:
+        """How many rows of tiles add to these queries before this one."""
+        mine, gradient = lax.axis_index("tiles"), self.gradient
+        if not gradient.blocks:
+            return mine
+        (turns,) = self.arrays.turns
+        per = gradient.blocks[0] // gradient.config.span
+        query = lax.div(tile * gradient.config.columns, i32(gradient.blocks[1]))
+        b, h = b if turns.shape[0] > 1 else 0, h if turns.shape[1] > 1 else 0
+        before = turns[b, h, query, lax.div(mine, i32(per))]
+        return before * per + lax.rem(mine, i32(per))
+
+    # --- the warpgroups that compute ---
+
+    def compute(self, group: Any, *, is_careful: bool) -> None:
+        """Stores dk and dv of a warpgroup's keys."""
+        gradient, scratch = self.gradient, self.scratch
+        config, here = gradient.config, scratch.stay_here.at[group]
+        mine = self.first + group * config.rows
+        rows = pl.ds(mine, config.rows)
+        stay = [x.at[group] for x in scratch.stay]
+        for array, buffer in zip(self.arrays.stay, stay, strict=True):
+            plgpu.copy_gmem_to_smem(array.at[self.b, rows, self.h], buffer, here)
+        plgpu.barrier_wait(here)
+        if gradient.call.has_unseen:  # scores are those of the keys as they are
+            make_finite(stay[0], scratch.finite_keys.at[group])
+            make_finite(stay[1], stay[1])
+
+        def of_head(n: Any, carry: Any) -> Any:
+            seen = gradient.seen_by(n, self.b, self.h)
+            visits, whole = self.visits(*seen), reach(config, gradient.blocks)
+            sizes, interpret = gradient.call.sizes, gradient.call.interpret
+            tile = Tile(*seen, mine, config, whole, "k", sizes, interpret)
+            mods = on_tile(tile, (gradient.score, gradient.mask), self.arrays.mods)
+            step = _Step(self, group, Weights(gradient, tile, *mods), is_careful)
+            ahead = self.load_first(carry[0], visits, seen)
+
+            def one(i: Any, carry: Any) -> Any:
+                found, left, ahead = carry
+                at, is_full, left = visits.next(i, left)
+                after = None
+                if not config.has_mover:
+                    then = i + config.stages
+                    tile, _, ahead = visits.next(then, ahead)
+                    after = then < visits.total, tile
+                return step(at, is_full, after, *found), left, ahead
+
+            start = carry, visits.start(), ahead
+            return lax.fori_loop(i32(0), visits.total, one, start)[0]
+
+        waiting = () if config.has_mover else (i32(0),) * 3
+        start = i32(0), waiting, *(zeros(*x.shape) for x in stay)
+        count, waiting, dk, dv = gradient.over_heads(of_head, start)
+        pl.when(count > 0)(partial(self.await_squares, group, waiting))
+        self.exchange()  # all have read our keys
+        for x, buffer, out in zip(
+            (dk * gradient.call.scale, dv), stay, self.outputs[:2], strict=True
+        ):
+            buffer[...] = x.astype(gradient.dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(buffer, out.at[self.b, rows, self.h])
+        plgpu.wait_smem_to_gmem(0)
+
+    def load_first(self, count: Any, visits: Backwards, seen: Any) -> Any:
+        """Without a warpgroup for it: as many visits as there is room for."""
+        config, ahead = self.gradient.config, visits.start()
+        if config.has_mover:
+            return ()
+        for n in range(config.stages):
+            tile, _, ahead = visits.next(i32(n), ahead)
+            slot = lax.rem(count + n, i32(config.stages))
+
+            @pl.when(n < visits.total)
+            def _(slot: Any = slot, tile: Any = tile) -> None:
+                for side in (0, 1):
+                    self.load_side(side, slot, seen[0], seen[1], tile)
+
+        return ahead
+
+    def await_squares(self, group: Any, waiting: Any) -> None:
+        """Until those of the last visit, at `waiting`, were added to dq."""
+        if self.gradient.config.has_mover:
+            plgpu.barrier_wait(self.scratch.taken.at[group])
+        else:
+            self.finish_adding(*waiting)
+
+    def exchange(self) -> None:
+        """Waits for the other warpgroups that compute."""
+        if self.gradient.config.groups == 1:
+            return
+        plgpu.barrier_arrive(self.scratch.exchanged)
+        plgpu.barrier_wait(self.scratch.exchanged)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One visit, which adds to the gradients of the keys and of the queries."""
+
+    block: ThreadBlock
+    group: Any
+    weights: Weights
+    is_careful: bool
+
+    def __call__(
+        self, at: Any, is_full: Any, after: Any, count: Any, waiting: Any, *given: Any
+    ) -> Any:
+        gradient, scratch = self.block.gradient, self.block.scratch
+        slot = lax.rem(count, i32(gradient.config.stages))
+        first = at * gradient.config.columns
+        last = partial(self.block.await_squares, self.group, waiting)
+
+        def meanwhile() -> None:
+            if after is not None:
+                pl.when(count > 0)(last)
+
+        weights, d_scores = self.on_tile(slot, first, is_full, meanwhile)
+        weights = weights.astype(gradient.dtype)
+        d_scores = d_scores.astype(gradient.dtype)
+        query, d_out = (x.at[slot] for x in scratch.visit)
+        twin = scratch.d_scores.at[lax.rem(count, i32(scratch.d_scores.shape[0]))]
+        if self.is_careful:  # 0 times NaN is not
+            (_, flags), tile = self.block.arrays.blind, self.weights.tile
+            is_here = flags[tile.b, tile.h, at] != 0
+            clear = partial(clear_rows, query, partial(self.is_blind, slot))
+            pl.when(is_here)(clear)
+
+        def body(add: Any) -> None:
+            add(1, weights, d_out)
+            twin.at[self.group][...] = d_scores
+            plgpu.commit_smem()
+            self.block.exchange()
+
+            more = partial(add, 0, d_scores, query)
+            if gradient.call.interpret:  # whose sums cannot change in an inner scope
+                more()
+
+            for n, part in enumerate(self.block.kernel.parts):
+                is_first = n == 0
+                then = more if is_first and not gradient.call.interpret else None
+
+                def run(*squares: Any, part: Any = part, then: Any = then) -> None:
+                    self.start_squares(part, squares, twin)
+                    if then is not None:
+                        then()
+                    wait = int(0 in part)  # for all but dk
+                    found = [
+                        plgpu.wgmma_accumulator_load(x, wait_n=wait) for x in squares
+                    ]
+                    if wait:
+                        self.release(1, slot, after)
+                    if wait and after is None:
+                        pl.when(count > 0)(last)
+                    for m, x in zip(part, found, strict=True):
+                        scratch.squares.at[self.group, m][...] = x
+
+                square = plgpu.ACC((SQUARE, SQUARE), jnp.float32)
+                pl.run_scoped(run, *[square] * len(part))
+            plgpu.commit_smem()
+            if after is None:
+                plgpu.barrier_arrive(scratch.added.at[self.group])
+
+        dk, dv = sums(given, body, gradient.call.interpret)
+        self.release(0, slot, after)
+        if after is not None:
+            place = self.weights.tile.b, self.weights.tile.h, at
+            self.block.start_to_add(*place)
+            waiting = tuple(jnp.asarray(x, jnp.int32) for x in place)
+        return count + 1, waiting, dk, dv
+
+    def release(self, side: int, slot: Any, after: Any) -> None:
+        """Queries or cotangents that have been read make room for others."""
+        if after is None:
+            plgpu.barrier_arrive(self.block.scratch.free[side].at[slot])
+            return
+        is_there, at = after
+        tile = self.weights.tile
+
+        @pl.when(is_there)
+        def _() -> None:
+            plgpu.commit_smem()  # all warps have read
+            self.block.load_side(side, slot, tile.b, tile.h, at)
+
+    def on_tile(
+        self, slot: Any, first: Any, is_full: Any, meanwhile: Any
+    ) -> tuple[Any, Any]:
+        """Weights, and gradients of the scores before `score_mod`.
+
+        The tensor cores make both products at once, or, to leave registers to a mod
+        that only adds, one after the other: ALiBi with 64 channels 305 TFLOP/s against
+        250. Under a mod with a slope that is slower, soft cap 181 against 200, and also
+        where unseen keys need care.
+        """
+        gradient = self.weights.gradient
+        adds = gradient.score is not None and not gradient.has_slope
+        if adds and not gradient.call.has_unseen:
+            return self.in_turn(slot, first, is_full, meanwhile)
+        return self.at_once(slot, first, is_full, meanwhile)
+
+    def in_turn(
+        self, slot: Any, first: Any, is_full: Any, meanwhile: Any
+    ) -> tuple[Any, Any]:
+        scratch = self.block.scratch
+        keys, values = (x.at[self.group] for x in scratch.stay)
+        query, d_out = (x.at[slot] for x in scratch.visit)
+        plgpu.barrier_wait(scratch.here[0].at[slot])
+        scores, _ = multiply(keys, query, meanwhile)
+        weights, _ = self.weights(first, self.shifts(slot), scores)
+        weights = self.hide(first, is_full, weights)
+        plgpu.barrier_wait(scratch.here[1].at[slot])
+        return weights, weights * (multiply(values, d_out) - self.known(-1, slot))
+
+    def at_once(
+        self, slot: Any, first: Any, is_full: Any, meanwhile: Any
+    ) -> tuple[Any, Any]:
+        scratch, weights = self.block.scratch, self.weights
+        keys, values = (x.at[self.group] for x in scratch.stay)
+        tile = plgpu.ACC(weights.tile.shape, jnp.float32)
+
+        def run(scores: Any, products: Any) -> tuple[Any, Any]:
+            query, d_out = (x.at[slot].transpose((1, 0)) for x in scratch.visit)
+            plgpu.barrier_wait(scratch.here[0].at[slot])
+            plgpu.wgmma(scores, keys, query)
+            plgpu.barrier_wait(scratch.here[1].at[slot])
+            plgpu.wgmma(products, values, d_out)
+            meanwhile()
+            here = plgpu.wgmma_accumulator_load(scores, wait_n=1)
+            found, slope = weights(first, self.shifts(slot), here)
+            found = self.hide(first, is_full, found)
+            here = plgpu.wgmma_accumulator_load(products, wait_n=0)
+            d_scores = found * (here - self.known(-1, slot))
+            return found, with_slope_of_hidden(found, d_scores, slope)
+
+        return pl.run_scoped(run, tile, tile)
+
+    def is_blind(self, slot: Any, first: int, count: int) -> Any:
+        """Which queries see nothing, as rows."""
+        here = self.block.scratch.known[0].at[slot, pl.ds(first, count)]
+        return plgpu.load(here, layout=ROW, optimized=False) == jnp.inf
+
+    def shifts(self, slot: Any) -> list[Any]:
+        """What is subtracted from scores, on the tile."""
+        return [self.known(n, slot) for n in range(len(self.block.scratch.known) - 1)]
+
+    def known(self, n: int, slot: Any) -> Any:
+        """A statistic of the queries, on the tile."""
+        ref = self.block.scratch.known[n].at[slot]
+        x = plgpu.load(ref, layout=COLUMN, optimized=False)
+        return self.weights.tile.spread(x, "column", "tile")
+
+    def hide(self, first: Any, is_full: Any, found: Any) -> Any:
+        is_shown = [x for x in (is_full, self.block.is_inside) if x is not None]
+        if not is_shown:
+            return found
+        is_shown = functools.reduce(jnp.logical_and, is_shown)
+        return lax.cond(is_shown, lambda x: x, partial(self.weights.hide, first), found)
+
+    def start_squares(self, part: Any, squares: Any, twin: Any) -> None:
+        """What this visit adds to dq, with the keys of all warpgroups."""
+        kernel, scratch = self.block.kernel, self.block.scratch
+        keys = scratch.finite_keys or scratch.stay[0]
+        for n, square in zip(part, squares, strict=True):
+            row, column = kernel.place_of(self.group * kernel.squares + n)
+            for group in range(kernel.gradient.config.groups):
+                left = twin.at[group, :, pl.ds(row, SQUARE)]
+                right = keys.at[group, :, pl.ds(column, SQUARE)]
+                plgpu.wgmma(square, left.transpose((1, 0)), right)
