@@ -75,6 +75,11 @@ def _refused_by_mosaic_gpu(arguments: _Arguments) -> str | None:
     from .mosaic_gpu_limits import refusal  # loads Pallas, which takes a second
 
     mods = arguments.score_mod, arguments.block_mask
+    ignored = sorted({"block_q", "block_kv", "stages"} & set(arguments.options))
+    if ignored and "splits" in arguments.options:
+        return (
+            f"where keys are split it chooses {ignored} itself; leave out one of them"
+        )
     interpret = "interpret" in arguments.options
     return refusal(arguments.arrays, *mods, interpret=interpret)
 

@@ -146,9 +146,10 @@ def _refused_unless_named(arguments: Arguments) -> str | None:
     tiles = math.prod(stack) * (rows // schedules.TILE) * (columns // schedules.TILE)
     if tiles < schedules.MULTIPROCESSORS:
         return "so few tiles leave a part of the device without work"
+    if not arguments.kind.is_symmetric:
+        return None
     schedule = schedules.triangle(math.prod(stack), rows)
-    share = schedule.rounds / (tiles / schedule.blocks)
-    if arguments.kind.is_symmetric and share > _WORTHWHILE:
+    if schedule.rounds > _WORTHWHILE * tiles / schedule.blocks:
         return "half of so few tiles takes the device as long as all"
     return None
 

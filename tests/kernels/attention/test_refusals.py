@@ -330,3 +330,10 @@ def test_block_sizes_and_lengths_are_whatever_has_an_index(size):
     assert mask.shape == (2, 1, T, T)
     assert all(type(n) is int for n in (*mask.block_size, *mask.shape))
     assert jax.tree.structure(mask) == jax.tree.structure(make(B=2, block_size=8))
+
+
+def test_split_keys_have_no_blocks_of_the_users():
+    q = jnp.ones((1, 8, 2, 64), jnp.bfloat16)
+    options = {"interpret": 1, "splits": 2, "block_kv": 64}
+    with pytest.raises(NotImplementedError, match=r"chooses \['block_kv'\] itself"):
+        px.flex_attention(q, q, q, implementation="mosaic_gpu", kernel_options=options)
