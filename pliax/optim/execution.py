@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array
@@ -25,7 +24,7 @@ from pliax.core.manual_axes import varying_axes
 from .matrix_axes import MatrixAxes, matrices
 from .newton_schulz import NewtonSchulz
 from .ownership import Local, by_owners
-from .stacks import Stack, apply_to_stacks, cut, grouped, portions, wide
+from .stacks import Stack, apply_to_stacks, cut, grouped, joined, portions
 
 
 EXECUTIONS = ("auto", "per_matrix", "stacked", "owner")
@@ -135,9 +134,9 @@ def _owners(mesh: Any, axis: Any) -> tuple[str, ...]:
 
 
 def _what_stacks_together(x: Stack) -> tuple[Any, ...]:
-    """The shape, whichever side is which, and where, or over what, an array varies."""
+    """The shape, and where, or over what, an array varies."""
     devices = None if isinstance(x, Tracer) else frozenset(x.devices())
-    return *sorted(x.shape[1:]), devices, varying_axes(x)
+    return *x.shape[1:], devices, varying_axes(x)
 
 
 def one_by_one(stacks: Sequence[Stack], how: NewtonSchulz) -> list[Stack]:
@@ -146,21 +145,20 @@ def one_by_one(stacks: Sequence[Stack], how: NewtonSchulz) -> list[Stack]:
 
 
 def in_stacks(stacks: Sequence[Stack], how: NewtonSchulz) -> list[Stack]:
-    """Matrices of a shape, or of its transpose, together: few large products.
+    """Matrices of a shape together: few large products.
 
     Leaves of a shape make portions that each fill a device, one after the other, so
     that the intermediates of one portion of it are alive.
     """
     results: list[Any] = [None] * len(stacks)
     for numbers in grouped(map(_what_stacks_together, stacks)):
-        numbers = sorted(numbers, key=lambda i: stacks[i].shape)  # transposes apart
         done = None
         for portion in portions(numbers, [stacks[i].shape for i in numbers]):
             taken = [stacks[i] for i in portion]
             # Rounded by then, so that each reads its gradient and momentum once.
             *taken, done = lax.optimization_barrier((*taken, done))
-            done = how(jnp.concatenate([wide(x) for x in taken]))
+            done = how.iterate(joined([how.normalised(x) for x in taken]))
             parts = cut(done, [len(x) for x in taken])
-            for i, x, part in zip(portion, taken, parts, strict=True):
-                results[i] = part if part.shape == x.shape else part.mT
+            for i, part in zip(portion, parts, strict=True):
+                results[i] = part
     return results

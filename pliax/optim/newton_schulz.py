@@ -55,16 +55,27 @@ class NewtonSchulz:
     coefficients: tuple[tuple[ArrayLike, ...], ...]
     steps: Any
     eps: ArrayLike
-    method: Method = dataclasses.field(metadata={"static": True})
+    method: str | Method = dataclasses.field(metadata={"static": True})
     dtype: Any = dataclasses.field(metadata={"static": True})
 
     def __call__(self, G: Real[Array, "*L M N"]) -> Float[Array, "*L M N"]:
         """Nearly semi-orthogonal matrices, in the working dtype."""
-        if G.shape[-2] > G.shape[-1]:  # so that X X^T is the smaller Gram matrix
-            return self(G.mT).mT
+        return self.iterate(self.normalised(G))
+
+    def normalised(self, G: Real[Array, "*L M N"]) -> Float[Array, "*L M N"]:
+        """Each matrix divided by its norm."""
         X = self.round(G)
         norm = jnp.sqrt(jnp.sum(jnp.square(wide(X)), axis=(-2, -1), keepdims=True))
-        X = self.round(wide(X) / jnp.maximum(norm, jnp.asarray(self.eps, norm.dtype)))
+        return self.round(
+            wide(X) / jnp.maximum(norm, jnp.asarray(self.eps, norm.dtype))
+        )
+
+    def iterate(self, X: Float[Array, "*L M N"]) -> Float[Array, "*L M N"]:
+        """All steps, of normalised matrices."""
+        if isinstance(self.method, str):
+            return METHODS[self.method](X, self)
+        if X.shape[-2] > X.shape[-1]:
+            return self.method(X.mT, self).mT
         return self.method(X, self)
 
     def round(self, X: Array) -> Array:
@@ -97,9 +108,9 @@ def choose_iteration(
         X_0 = G / \max(\lVert G \rVert_F, \epsilon), \qquad
         A = X X^\top, \quad B = b A + c A A, \quad X \leftarrow a X + B X
 
-    With more rows than columns the transpose is iterated, so that ``A`` is the
-    smaller of the two Gram matrices; the result is transposed back. Each step maps
-    a singular value ``s`` to ``a s + b s^3 + c s^5``.
+    With more rows than columns ``A`` is :math:`X^\top X`, the smaller of the two Gram
+    matrices, and ``B`` multiplies X from the right. Each step maps a singular value
+    ``s`` to ``a s + b s^3 + c s^5``.
 
     Args:
         coefficients: ``(a, b, c)``, or several such triples, one a step, of which the
@@ -160,9 +171,9 @@ def _standard(
 
     def step(i: Any, X: Array) -> Array:
         a, b, c = iteration.step(i)
-        A = symmetric_matmul(X, precision=PRECISION)
+        A = _smaller_gram(X)
         B = add_matmul(A, A, A, alpha=c, beta=b, commute=True, precision=PRECISION)
-        return add_matmul(B, X, X, beta=a, precision=PRECISION)
+        return add_matmul(*_sides(B, X), X, beta=a, precision=PRECISION)
 
     unroll = isinstance(iteration.steps, int) and jax.default_backend() != "cpu"
     return lax.fori_loop(0, iteration.steps, step, X, unroll=unroll)
@@ -182,7 +193,7 @@ def _gram(X: Float[Array, "*L M N"], iteration: NewtonSchulz) -> Float[Array, "*
     to ``P Q``, where ``X_k = Q X``. Of P Q both sides of the diagonal are made: as
     P and Q commute up to rounding alone, one side errs by a third more.
     """
-    M, N = X.shape[-2:]
+    M, N = sorted(X.shape[-2:])
     if 2 * N <= 3 * M:
         return _standard(X, iteration)
     start, stop = 0, min(_FIRST, iteration.steps)
@@ -194,17 +205,28 @@ def _gram(X: Float[Array, "*L M N"], iteration: NewtonSchulz) -> Float[Array, "*
 
 def _several_steps(X: Array, steps: range, iteration: NewtonSchulz) -> Array:
     product = functools.partial(add_matmul, commute=True, precision=PRECISION)
-    R, Q = symmetric_matmul(X, precision=PRECISION), None
+    R, Q = _smaller_gram(X), None
     for i in steps:
         a, b, c = iteration.step(i)
         P = product(R, R, R, alpha=c, beta=b, gamma=a)
         Q = P if Q is None else matmul(P, Q, P.dtype, precision=PRECISION)
         if i != steps[-1]:
             R = product(P, product(R, P))
-    return X if Q is None else matmul(Q, X, X.dtype, precision=PRECISION)
+    return X if Q is None else matmul(*_sides(Q, X), X.dtype, precision=PRECISION)
 
 
-METHODS: dict[str, Method] = {"standard": _standard, "gram": _gram}
+def _smaller_gram(X: Float[Array, "*L M N"]) -> Array:
+    """X X^T or X^T X."""
+    is_tall = X.shape[-2] > X.shape[-1]
+    return symmetric_matmul(X, transpose=is_tall, precision=PRECISION)
+
+
+def _sides(P: Array, X: Float[Array, "*L M N"]) -> tuple[Array, Array]:
+    """The factors of the product of X and a polynomial of its smaller Gram matrix."""
+    return (X, P) if X.shape[-2] > X.shape[-1] else (P, X)
+
+
+METHODS: dict[Any, Method] = {"standard": _standard, "gram": _gram}
 
 
 def wide(X: Array) -> Array:
@@ -218,12 +240,12 @@ def wide(X: Array) -> Array:
 def _method(method: Any) -> Any:
     if not isinstance(method, str) and callable(method):
         return method
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise ValueError(
             f"ns_method should be one of {', '.join(map(repr, METHODS))} or a "
             f"function, but is: {method!r}"
         )
-    return METHODS[method]
+    return method
 
 
 def _dtype(dtype: Any) -> Any:

@@ -7,6 +7,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from pliax.core.manual_axes import vary, varying_axes
+
 from .matrix_axes import Matrices
 
 
@@ -53,9 +55,21 @@ def portions(
     return [part.tolist() for part in np.array_split(np.asarray(numbers), count)]
 
 
-def wide(X: Stack) -> Stack:
-    """The matrices, or their transposes if they have more rows than columns."""
-    return X.mT if X.shape[1] > X.shape[2] else X
+def joined(stacks: Sequence[Stack]) -> Stack:
+    """One stack of all.
+
+    Each is made in its place. Of more than four XLA's concatenation asks for every
+    element whose it is: 24 of (896, 4864) took 0.49 instead of 0.19 ms on an H200.
+    """
+    if len(stacks) == 1:
+        return stacks[0]
+    first, start = stacks[0], 0
+    whole = lax.empty((sum(map(len, stacks)), *first.shape[1:]), first.dtype)
+    whole = vary(whole, varying_axes(first))
+    for stack in stacks:
+        whole = lax.dynamic_update_slice(whole, stack, (start, 0, 0))
+        start += len(stack)
+    return whole
 
 
 def cut(X: Array, lengths: Sequence[int]) -> list[Array]:

@@ -73,6 +73,28 @@ def test_the_fused_gram_matrix_is_as_exact_as_the_formula_and_symmetric(
     assert_error_rule(actual, wanted(X, C), golden)
 
 
+@settings(max_examples=4)
+@given(**SIZES, options=st.sampled_from([{}, FUSED]))
+def test_transpose_is_the_gram_matrix_of_the_transpose(stack, rows, depth, options):
+    X = (normal(0, (*stack, rows, depth)) / depth**0.5).astype(BF16)
+    C = formula(X)
+    np.testing.assert_array_equal(
+        symmetric_matmul(X.mT, C, gamma=2.0, transpose=True, **options),
+        symmetric_matmul(X, C, gamma=2.0, **options),
+    )
+
+
+def test_the_gradient_of_a_transposed_gram_matrix_is_that_of_the_formula():
+    X, G = normal(0, (2, 5, 3)), normal(1, (2, 3, 3))
+
+    def loss(gram, X):
+        return jnp.vdot(G, gram(X))
+
+    found = jax.grad(partial(loss, partial(symmetric_matmul, transpose=True)))(X)
+    wanted = jax.grad(partial(loss, lambda X: X.mT @ X))(X)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 @settings(max_examples=3)
 @given(**SIZES, columns=st.sampled_from([1, 65, 256, 300, 512]))
 def test_a_fused_product_with_an_addend_is_as_exact_as_the_formula(
@@ -309,11 +331,15 @@ def test_every_tile_is_made_once(matrices, rows, columns, blocks, is_symmetric):
 SHAPES = [(24, 896, 4864), (17, 512, 512), (1, 192, 64)]
 
 
-@pytest.mark.parametrize("kind", [Kind(True, True, True), Kind(True), Kind(False)])
+KINDS = [Kind(True, "right", True), Kind(True, "left"), Kind(True), Kind(False)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", SHAPES)
 def test_all_kinds_are_compiled_for_a_gpu(kind, sizes):
     L, M, K = sizes
-    given = [(L, M, K), (L, M, K), (L, M, M)] if kind.is_gram else [(L, M, M)] * 3
+    X = (L, K, M) if kind.transposed == "left" else (L, M, K)
+    given = [X, X, (L, M, M)] if kind.transposed else [(L, M, M)] * 3
     if not kind.is_symmetric:
         given = [(L, M, M), (L, M, K), (L, M, K)]
     arrays = [jax.ShapeDtypeStruct(x, BF16) for x in given]
@@ -335,7 +361,7 @@ def hopper(monkeypatch):
 
 def chosen(shape, dtype=BF16):
     X = jax.ShapeDtypeStruct(shape, dtype)
-    arguments = Arguments((X, X, None), (), Kind(True, True), {})
+    arguments = Arguments((X, X, None), (), Kind(True, "right"), {})
     return choose("it", backends.BACKENDS, arguments, None).name
 
 

@@ -126,6 +126,13 @@ def test_empty_stays_empty(shape):
     assert orthogonalize(jnp.zeros(shape)).shape == shape
 
 
+@pytest.mark.parametrize("method", ["standard", "gram"])
+def test_no_steps_divide_by_the_norm(method):
+    G = jnp.asarray(emulation.well_conditioned(0, 4, 12))
+    X = orthogonalize(G, steps=0, method=method, dtype=jnp.float32)
+    np.testing.assert_allclose(X, G / jnp.linalg.norm(G), rtol=1e-6)
+
+
 def test_eps_bounds_the_norm():
     G = jnp.asarray(emulation.well_conditioned(5, 4, 4))
     X = orthogonalize(G, eps=2.0**20, steps=0)

@@ -20,6 +20,7 @@ def symmetric_matmul(
     alpha: Any = 1.0,
     beta: Any = 1.0,
     gamma: Any = 0.0,
+    transpose: bool = False,
     precision: Any = None,
     implementation: str | None = None,
     kernel_options: Any = None,
@@ -34,12 +35,13 @@ def symmetric_matmul(
 
     Args:
         X: Matrices, [\*L, M, K], floating.
-        C: Symmetric matrices, [\*L, M, M], of the same dtype; None for zero. The fused
+        C: Symmetric matrices of the result's shape and dtype; None for zero. The fused
             kernel reads the tiles on one side of the diagonal alone: of a C that is not
             symmetric the result's upper triangle may have either.
         alpha: Factor of the products: a number, or one for each matrix, [\*L].
         beta: Factor of C, likewise.
         gamma: Factor of the identity matrix, likewise.
+        transpose: Whether products are X^T X, [\*L, K, K], of X as it lies in memory.
         precision: Of float32 and float64 products, as `jax.numpy.matmul` takes it.
         implementation: "xla" (the full product, on any platform) or "mosaic_gpu" (half
             of the tiles, for Hopper GPUs, bfloat16 and float16). None takes the fused
@@ -72,12 +74,16 @@ def symmetric_matmul(
     """
     operation = "symmetric_matmul"
     X = _matrices(operation, "X", X)
+    kind = Kind(
+        is_symmetric=True,
+        transposed="left" if transpose else "right",
+        has_shift=not _is_zero(gamma),
+    )
     if C is not None:
-        C = _addend(operation, C, X)
+        C = _addend(operation, C, X, kind.sizes(X, X)[0])
     factors = (("alpha", alpha), ("beta", beta), ("gamma", gamma))
     factors = tuple(_factor(operation, name, x, X) for name, x in factors)
     options = integer_options(operation, kernel_options)
-    kind = Kind(is_symmetric=True, is_gram=True, has_shift=not _is_zero(gamma))
     backend = choose(
         operation,
         BACKENDS,
@@ -144,9 +150,9 @@ def _matrices(operation: str, name: str, x: Any) -> Array:
     return jnp.asarray(x)
 
 
-def _addend(operation: str, C: Any, X: Array) -> Array:
+def _addend(operation: str, C: Any, X: Array, rows: int) -> Array:
     C = _matrices(operation, "C", C)
-    wanted = jax.ShapeDtypeStruct((*X.shape[:-1], X.shape[-2]), X.dtype)
+    wanted = jax.ShapeDtypeStruct((*X.shape[:-2], rows, rows), X.dtype)
     if C.shape != wanted.shape or C.dtype != wanted.dtype:
         raise ValueError(
             f"{operation}: X {_described(X)} wants C {_described(wanted)}, found "

@@ -29,13 +29,25 @@ class Kind:
 
     Attributes:
         is_symmetric: Whether one side of its diagonal says it all.
-        is_gram: Whether the right factors are given as their transposes.
+        transposed: Which factors are given as their transposes: "left", "right", none.
         has_shift: Whether something is added to the diagonal.
     """
 
     is_symmetric: bool
-    is_gram: bool = False
+    transposed: str | None = None
     has_shift: bool = False
+
+    def factors(self, A: Array, B: Array) -> tuple[Array, Array]:
+        """What is multiplied, of what is given."""
+        left = A.mT if self.transposed == "left" else A
+        return left, B.mT if self.transposed == "right" else B
+
+    def sizes(self, A: Any, B: Any) -> tuple[int, int, int]:
+        """Rows, columns and depth of the product."""
+        rows, depth = A.shape[-2:]
+        if self.transposed == "left":
+            rows, depth = depth, rows
+        return rows, B.shape[-2 if self.transposed == "right" else -1], depth
 
 
 @dataclass(frozen=True)
@@ -54,7 +66,7 @@ type Factors = tuple[Array, Array, Array]  # alpha, beta, gamma: of each matrix
 def _run_xla(
     A: Array, B: Array, C: Any, factors: Factors, *, kind: Kind, precision: Any
 ) -> Array:
-    AB = xla.product(A, B.mT if kind.is_gram else B, precision=precision)
+    AB = xla.product(*kind.factors(A, B), precision=precision)
     return xla.scaled_sum(AB, C, factors, A.dtype, has_shift=kind.has_shift)
 
 
@@ -73,15 +85,16 @@ def _run_mosaic_gpu(
     return _over_stacks(fused)(A, B, C, numbers)
 
 
-def _fused(A: Array, B: Array, C: Any, factors: Array, **static: Any) -> Array:
+def _fused(
+    A: Array, B: Array, C: Any, factors: Array, *, kind: Kind, interpret: bool
+) -> Array:
     from . import mosaic_gpu  # loads Pallas, which takes a second
 
     if 0 in A.shape:  # after vmap over nothing
-        columns = B.shape[-2 if static["kind"].is_gram else -1]
-        return jnp.zeros((*A.shape[:-1], columns), A.dtype)
+        return jnp.zeros((*A.shape[:-2], *kind.sizes(A, B)[:2]), A.dtype)
     left, right = _as_stack(A, 2), _as_stack(B, 2)
     rest = None if C is None else _as_stack(C, 2), _as_stack(factors, 1)
-    found = mosaic_gpu.add_product(left, right, *rest, **static)
+    found = mosaic_gpu.add_product(left, right, *rest, kind=kind, interpret=interpret)
     return found.reshape(*A.shape[:-2], *found.shape[-2:])
 
 
@@ -138,9 +151,8 @@ def _refused_unless_named(arguments: Arguments) -> str | None:
     is_explicit = any(jax.typeof(x).sharding.mesh.explicit_axes for x in given)
     if jax.device_count() > 1 or varying_axes(given) or is_explicit:
         return "XLA cannot partition a kernel among several devices"
-    *stack, rows, depth = A.shape
-    columns = B.shape[-2 if arguments.kind.is_gram else -1]
-    sizes = rows, columns, depth
+    rows, columns, _ = sizes = arguments.kind.sizes(A, B)
+    stack = A.shape[:-2]
     if min(sizes) < _SMALLEST or any(n % schedules.TILE for n in sizes):
         return "smaller products, and those of odd sizes, gain nothing"
     tiles = math.prod(stack) * (rows // schedules.TILE) * (columns // schedules.TILE)

@@ -46,10 +46,11 @@ def _gram_jvp(static: Static, primals: Any, tangents: Any) -> Any:
     X, dX = primals[0], tangents[0]
     tangent = None
     if _moves(dX):
-        half = static.product(dX, X.mT)  # reverse mode needs one product, too
+        # Reverse mode needs one product, too.
+        half = static.product(*static.kind.factors(dX, X))
         tangent = half + half.mT
     out = _gram(static, *primals)
-    rest = (X, X.mT), primals[1:], tangents[1:]
+    rest = static.kind.factors(X, X), primals[1:], tangents[1:]
     return out, _tangent(out, tangent, static, *rest)
 
 

@@ -40,7 +40,7 @@ i32 = partial(jnp.asarray, dtype=jnp.int32)
 
 
 def add_product(
-    A: Float[Array, "L M K"],
+    A: Float[Array, "L _ _"],
     B: Float[Array, "L _ _"],
     C: Float[Array, "L M N"] | None,
     factors: Float[Array, "L 3"],
@@ -50,11 +50,11 @@ def add_product(
 ) -> Float[Array, "L M N"]:
     """The sum alpha A B + beta C + gamma I, C zero if it is None.
 
-    Of a Gram matrix B is [L, N, K], the transpose.
+    A or B is given as its transpose if the kind says so.
     """
-    rows, columns = A.shape[1], B.shape[1 if kind.is_gram else 2]
+    rows, columns, _ = kind.sizes(A, B)
     A, B, C = _padded(A), _padded(B), None if C is None else _padded(C)
-    (L, M, _), N = A.shape, B.shape[1 if kind.is_gram else 2]
+    L, (M, N, K) = len(A), kind.sizes(A, B)
     blocks = 4 if interpret else MULTIPROCESSORS  # which it runs one after another
     schedule, in_pairs = triangle(L, M, blocks), False
     if not kind.is_symmetric:
@@ -62,9 +62,8 @@ def add_product(
         in_pairs = N % (2 * TILE) == 0  # else the last of each row would do nothing
     if in_pairs:
         schedule = rectangle(L, M, N, width=2 * TILE, blocks=blocks // 2)
-    steps = A.shape[2] // DEPTH
-    kernel = _Kernel(schedule, A.dtype, steps, kind, in_pairs, interpret)
-    return kernel(A, B, C, factors, N)[:, :rows, :columns]
+    kernel = _Kernel(schedule, A.dtype, K // DEPTH, kind, in_pairs, interpret)
+    return kernel(A, B, C, factors, (L, M, N))[:, :rows, :columns]
 
 
 def _padded(X: Array) -> Array:
@@ -83,7 +82,7 @@ class _Kernel:
     interpret: bool
 
     def __call__(
-        self, A: Array, B: Array, C: Array | None, factors: Array, columns: int
+        self, A: Array, B: Array, C: Array | None, factors: Array, shape: Any
     ) -> Array:
         order = jnp.asarray(self.schedule.order.reshape(-1))
         arrays = {"A": A, "B": B, "C": C, "factors": factors, "order": order}
@@ -102,7 +101,7 @@ class _Kernel:
             options["interpret"] = plgpu.InterpretGPUParams()
         return plgpu.kernel(
             body,
-            out_type=jax.ShapeDtypeStruct((*A.shape[:2], columns), self.dtype),
+            out_type=jax.ShapeDtypeStruct(shape, self.dtype),
             grid=(self.schedule.blocks,),
             grid_names=("blocks",),
             num_threads=MAKERS + 1,
@@ -114,12 +113,14 @@ class _Kernel:
     def scratch(self) -> tuple[Any, ...]:
         """Shared memory and barriers, as `_Scratch` names them."""
         memory = partial(shared_memory, self.dtype)
-        right = (TILE, DEPTH) if self.kind.is_gram else (DEPTH, TILE)
+        left, right = (TILE, DEPTH), (DEPTH, TILE)
+        left = left[::-1] if self.kind.transposed == "left" else left
+        right = right[::-1] if self.kind.transposed == "right" else right
         free: Any = plgpu.Barrier(num_barriers=STAGES)
         if self.in_pairs:
             free = plgpu.ClusterBarrier(collective_axes=("pair",), num_barriers=STAGES)
         return (
-            memory(STAGES, TILE, DEPTH),
+            memory(STAGES, *left),
             memory(STAGES, *right),
             memory(MAKERS, TILE // HALF, TILE, HALF),
             plgpu.Barrier(num_barriers=MAKERS * STAGES, num_arrivals=2),
@@ -203,6 +204,8 @@ class _ThreadBlock:
         matrix, row, column = self.place(n, rows)
         scratch, left, right = self.scratch, self.arrays["A"], self.arrays["B"]
         sharing = "pair" if self.kernel.in_pairs else None
+        if self.kernel.kind.transposed == "left":
+            rows = TILE  # half of its columns would not lie together
 
         @pl.loop(i32(0), i32(self.kernel.steps))
         def _(step: Any) -> None:
@@ -210,16 +213,20 @@ class _ThreadBlock:
             stage, deep = _stage(piece), pl.ds(step * DEPTH, DEPTH)
             pl.when(piece >= STAGES)(lambda: plgpu.barrier_wait(scratch.free.at[stage]))
             here = scratch.here.at[lax.rem(n, i32(MAKERS)) * STAGES + stage]
+            at = self.turned("left", pl.ds(row, rows), deep)
+            to = self.turned("left", pl.ds(0, rows), slice(None))
             plgpu.copy_gmem_to_smem(
-                left.at[matrix, pl.ds(row, rows), deep],
-                scratch.left.at[stage, pl.ds(0, rows)], here,
+                left.at[(matrix, *at)], scratch.left.at[(stage, *to)], here,
                 collective_axes=sharing,
             )  # fmt: skip
-            side = pl.ds(column, TILE)
-            at = (side, deep) if self.kernel.kind.is_gram else (deep, side)
+            at = self.turned("right", deep, pl.ds(column, TILE))
             plgpu.copy_gmem_to_smem(
                 right.at[(matrix, *at)], scratch.right.at[stage], here
             )
+
+    def turned(self, side: str, *place: Any) -> tuple[Any, ...]:
+        """A place in one of the factors, of which the transpose may be given."""
+        return place[::-1] if self.kernel.kind.transposed == side else place
 
     # --- the warpgroups that make tiles ---
 
@@ -286,10 +293,13 @@ class _ThreadBlock:
             piece = n * steps + step
             stage = _stage(piece)
             plgpu.barrier_wait(scratch.here.at[group * STAGES + stage])
-            right = scratch.right.at[stage]
-            if self.kernel.kind.is_gram:
+            at = self.turned("left", pl.ds(0, rows), slice(None))
+            left, right = scratch.left.at[(stage, *at)], scratch.right.at[stage]
+            if self.kernel.kind.transposed == "left":
+                left = left.transpose((1, 0))
+            if self.kernel.kind.transposed == "right":
                 right = right.transpose((1, 0))
-            plgpu.wgmma(acc, scratch.left.at[stage, pl.ds(0, rows)], right)
+            plgpu.wgmma(acc, left, right)
             plgpu.wgmma_wait(1)
             pl.when(step > 0)(partial(release, piece - 1))
 
