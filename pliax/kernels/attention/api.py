@@ -86,16 +86,28 @@ def _refused_by_mosaic_gpu(arguments: _Arguments) -> str | None:
 
 def _refused_unless_named(arguments: _Arguments) -> str | None:
     """Where the fused kernels are not the default, though they run."""
-    reason, (query, *_) = _refused_by_mosaic_gpu(arguments), arguments.arrays
+    reason = _refused_by_mosaic_gpu(arguments)
     if reason is not None:
         return reason
     if jax.device_count() > 1 or varying_axes(arguments.arrays):
         return "XLA cannot partition a kernel among several devices"
-    if isinstance(query.shape[1], int) and query.shape[1] < FEW:
-        return f"fewer than {FEW} queries are faster where keys are split"
     if arguments.options:
         return f"kernel_options {sorted(arguments.options)} are for one that is named"
-    return None
+    return _refused_few(arguments)
+
+
+def _refused_few(arguments: _Arguments) -> str | None:
+    """Few queries take the kernels where each key is read once for all its heads."""
+    from .mosaic_gpu_limits import refused_packing
+
+    queries = arguments.arrays[0].shape[1]
+    if not isinstance(queries, int) or queries >= FEW:
+        return None
+    mods = arguments.score_mod, arguments.block_mask
+    reason = refused_packing(arguments.arrays, *mods)
+    if reason is None:
+        return None
+    return f"fewer than {FEW} queries would read a key once for each head: {reason}"
 
 
 def _attend_mosaic_gpu(query: Array, key: Array, value: Array, **rest: Any) -> Any:
@@ -237,9 +249,9 @@ def flex_attention(
         return_aux: Which extra results to return. Without it, the output alone.
         implementation: "reference" (the definition, quadratic memory), "xla" (blocks,
             linear memory) or "mosaic_gpu" (fused kernels for Hopper GPUs, bfloat16 and
-            float16). None takes the fused kernels where there is one such GPU, at least
-            128 queries (or a size that changes), and they take the arguments, else
-            "xla". A name never falls back.
+            float16). None takes the fused kernels where there is one such GPU and they
+            take the arguments, with fewer than 128 queries only if the query heads of a
+            key head can share a tile; else "xla". A name never falls back.
         kernel_options: `splits`, parts the keys are cut into, which fewer than 128
             queries have several of on a GPU by default. For "xla" also: `block_q`,
             `block_kv`, queries and keys of a block when there is no block_mask. For

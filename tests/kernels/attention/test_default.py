@@ -106,13 +106,102 @@ def test_transformations_meet_the_default():
         ({"dtype": jnp.float16}, "mosaic_gpu"),
         ({"dtype": jnp.float32}, "xla"),
         ({"shape": (1, T, 2, 512)}, "xla"),
-        ({"shape": (1, 127, 2, 64)}, "xla"),
-        ({"shape": (1, 128, 2, 64)}, "mosaic_gpu"),
+        ({"shape": (1, 127, 2, 64)}, "mosaic_gpu"),
+        ({"shape": (1, 1, 2, 64)}, "mosaic_gpu"),
         ({"options": [("splits", 2)]}, "xla"),
     ],
 )
 def test_xla_is_the_default_for_what_the_kernels_do_not_take(call, name):
     assert chosen(**call) == name
+
+
+def few(queries, H):
+    """Arguments of few queries, whose mask has lists of blocks for `H` heads."""
+    query, key = (jnp.zeros((1, T, H, 64), BF16) for T, H in ((queries, 4), (200, 2)))
+    of_head = lambda b, h, q, k: k >= h  # noqa: E731
+    mask_mod = of_head if H else px.kernels.masks.causal
+    mask = px.create_block_mask(mask_mod, None, H, queries, 200)
+    return api._Arguments((query, key, key), None, mask, {})
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("queries", "H", "name"),
+    [
+        (1, None, "mosaic_gpu"),
+        (127, None, "mosaic_gpu"),
+        (3, 4, "xla"),
+        (127, 4, "xla"),
+        (128, 4, "mosaic_gpu"),
+    ],
+)
+def test_few_queries_take_the_kernels_where_their_heads_share_a_tile(queries, H, name):
+    backend = choose("flex_attention", api.BACKENDS, few(queries, H), None)
+    assert backend.name == name
+
+
+@pytest.mark.usefixtures("hopper")
+def test_the_default_refuses_few_queries_with_a_reason_and_a_name_does_not():
+    arguments, (*_, named) = few(3, 4), api.BACKENDS
+    assert named.by_default is not None
+    assert named.by_default.supports(arguments) == (
+        "fewer than 128 queries would read a key once for each head: "
+        "query heads of one key head have lists of blocks of their own"
+    )
+    assert named.supports(arguments) is None
+
+
+def decode(q, k, v, lengths, table):
+    causal = px.kernels.masks.with_offset(px.kernels.masks.causal, lengths)
+    mask = px.create_block_mask(causal, 1, None, 3, k.shape[1], block_size=(3, 128))
+    return px.flex_attention(
+        q, k, v, score_mod=lambda s, b, h, i, j: s + table[h].astype(s.dtype) * (j - i).astype(s.dtype),
+        block_mask=mask, enable_gqa=True,
+    )  # fmt: skip
+
+
+def decoded(run):
+    _, k, v = operands()
+    query = gaussian(3, (1, 3, 4, 64), BF16)
+    return run(query, k, v, jnp.asarray([150]), jnp.linspace(0.01, 0.1, 4))
+
+
+def total(*args):
+    return jnp.sum(jnp.sin(decode(*args).astype(jnp.float32)))
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("function", [decode, jax.grad(total, (0, 1, 2, 4))])
+def test_few_queries_are_compiled_for_the_gpu_and_for_the_cpu(function):
+    traced = decoded(jax.jit(function).trace)
+    on_gpu, on_cpu = (
+        traced.lower(lowering_platforms=(name,)).as_text() for name in ("cuda", "cpu")
+    )
+    assert "mosaic_gpu" in on_gpu and "mosaic_gpu" not in on_cpu
+
+
+@pytest.mark.parametrize("function", [decode, jax.grad(total, (0, 1, 2, 4))])
+def test_on_a_cpu_few_queries_give_what_xla_gives(function, hopper, monkeypatch):
+    found = decoded(jax.jit(function))
+    monkeypatch.undo()
+    jax.tree.map(
+        np.testing.assert_array_equal, found, decoded(jax.jit(lambda *x: function(*x)))
+    )
+
+
+@pytest.mark.usefixtures("hopper")
+def test_few_queries_over_keys_that_change_take_the_kernels_too():
+    _, k, v = operands()
+    query = gaussian(3, (1, 3, 2, 64), BF16)
+    attend = lambda k, v: px.flex_attention(query, k, v)  # noqa: E731
+    padded = px.pad(attend, dims=dict.fromkeys("kv", "_, s, _, _"))
+    traced = jax.jit(lambda k, v: padded(k, v, sizes={"s": 150})).trace(k, v)
+    assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
+    wanted = attend(k[:, :150], v[:, :150])
+    found = padded(k, v, sizes={"s": 150})
+    np.testing.assert_allclose(
+        *(np.asarray(x, np.float32) for x in (found, wanted)), rtol=0.02, atol=1e-3
+    )
 
 
 def test_among_several_devices_xla_is_the_default(monkeypatch):
