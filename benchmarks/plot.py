@@ -1,6 +1,6 @@
 """Draw docs/assets/bench_*.png from the committed benchmarks/results/*.json.
 
-uv run --group bench benchmarks/plot.py [muon] [attention] [attention_gpu] [compile]
+uv run --group bench benchmarks/plot.py [muon] [muon_training_gpu] [attention] ...
 """
 
 import argparse
@@ -27,9 +27,12 @@ def main(results: Path = RESULTS, pictures: Path = PICTURES) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help="all if left out")
     pictures.mkdir(parents=True, exist_ok=True)
-    for name in parser.parse_args().names or FIGURES:
-        result = name if name.endswith("_gpu") else f"{name}_cpu"
-        draw(name, results / f"{result}.json", pictures / f"bench_{name}.png")
+    found = {
+        name: results / f"{name if name.endswith('_gpu') else f'{name}_cpu'}.json"
+        for name in FIGURES
+    }
+    for name in parser.parse_args().names or [x for x in found if found[x].exists()]:
+        draw(name, found[name], pictures / f"bench_{name}.png")
 
 
 def draw(name: str, result: Path, picture: Path) -> None:
@@ -73,6 +76,40 @@ def _bars(axis: Any, case: str, rows: list[dict[str, Any]]) -> None:
     axis.locator_params(axis="x", nbins=5)
     axis.tick_params(labelsize=8)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def muon_training(record: dict[str, Any]) -> Any:
+    """Held-out loss over the steps at the best rates, and at the end over the rates."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.4), layout="constrained")
+    rows = [row for row in record["rows"] if row["seed"] in record["judged_seeds"]]
+    for name, colour in (("muon", COLOURS[0]), ("adamw", COLOURS[1])):
+        mine = [row for row in rows if row["optimizer"] == name]
+        if found := record["best"][name]:
+            rate, last = found["learning_rate"], f"{found['mean']:.3f}"
+            curves = [x["curve"] for x in mine if x["learning_rate"] == rate]
+            steps, losses = np.moveaxis(np.array(curves), -1, 0)
+            label = f"{name}, learning rate {rate:g}: {last}"
+            left.plot(steps[0], losses.mean(0), color=colour, label=label)
+            band = losses.min(0), losses.max(0)
+            left.fill_between(steps[0], *band, color=colour, alpha=0.3)
+            left.axhline(found["mean"], color=colour, linewidth=0.6, linestyle=":")
+        ends = [(x["learning_rate"], x["final"]) for x in mine if not x["diverged"]]
+        rates = sorted({rate for rate, _ in ends})
+        means = [np.mean([x for other, x in ends if other == rate]) for rate in rates]
+        right.semilogx(rates, means, color=colour, label=name)
+        right.plot(*np.reshape(ends, (-1, 2)).T, ".", color=colour, markersize=4)
+    count = len(record["judged_seeds"])
+    left.set_title(f"held-out nats a byte: mean and range of {count} seeds", fontsize=9)
+    left.set_xlabel("step", fontsize=8)
+    right.set_title("at the end of each run, by peak learning rate", fontsize=9)
+    rates = sorted({row["learning_rate"] for row in rows})
+    right.minorticks_off()
+    right.set_xticks(rates, [f"{rate:g}" for rate in rates], rotation=60)
+    for axis in (left, right):
+        axis.tick_params(labelsize=8)
+        axis.legend(fontsize=7, frameon=False)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure
 
 
 # --- attention ------------------------------------------------------------------------
@@ -251,6 +288,7 @@ def compile(record: dict[str, Any]) -> Any:
 
 FIGURES = {
     "muon": muon,
+    "muon_training_gpu": muon_training,
     "attention": attention,
     "attention_gpu": attention_gpu,
     "compile": compile,
