@@ -3,8 +3,9 @@
     uv run --group bench benchmarks/bench_muon.py [--gpu] [--quick] [--output FILE]
 
 On a CPU the trees have 12 layers of width 256 and 512. On a GPU they are the hidden
-matrices of a 0.5B model and of eight layers of an 8B model, whose AdamW step is timed
-beside them.
+matrices of a 0.5B model and of eight layers of an 8B model. There whole steps are
+timed, many queued as in a training loop, beside AdamW's and with `--torch` torch's;
+errors are those of the first layer.
 
 The first update starts from zero momentum, where both compute the same function:
 the momenta differ by a factor, which the orthogonalisation removes. So one float64
@@ -106,9 +107,10 @@ def case(decoder: Decoder) -> harness.Case:
     )
 
 
-def step_cases(decoder: Decoder) -> Iterator[harness.Case]:
+def step_cases(decoder: Decoder, has_torch: bool) -> Iterator[harness.Case]:
     """Whole steps, which add the update: of Muon, and of AdamW."""
     params, grads = decoder.tree(seed=0), decoder.tree(seed=1)
+    first_layer = {"params": params["layer_0"], "grads": grads["layer_0"]}
     muons = {
         "pliax": px.optim.muon(RATE, DECAY),
         "pliax, gram": px.optim.muon(RATE, DECAY, ns_method="gram"),
@@ -129,22 +131,57 @@ def step_cases(decoder: Decoder) -> Iterator[harness.Case]:
         def stepped() -> Any:
             wide = [
                 jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
-                for tree in (params, grads)
+                for tree in first_layer.values()
             ]
             return jax.tree.map(np.add, wide[0], first(*wide))
 
         rivals = (
             harness.Rival(
-                who, partial(step, tx), (grads, tx.init(params), params), lambda x: x[0]
+                who,
+                partial(step, tx),
+                (grads, tx.init(params), params),
+                lambda x: x[0]["layer_0"],
             )
             for who, tx in transformations.items()
         )
-        sizes = {"width": decoder.width, "layers": decoder.layers}
-        return harness.Case(name, stepped, tuple(rivals), sizes)
+        in_torch = partial(torch_optimizer, name.endswith("AdamW"), params, grads)
+        return harness.Case(
+            name,
+            stepped,
+            tuple(rivals),
+            {"width": decoder.width, "layers": decoder.layers},
+            (lambda: [in_torch()]) if has_torch else tuple,
+        )
 
     yield steps(decoder.name, oracle, muons)
     adamw = optax.adamw(RATE, weight_decay=DECAY)
     yield steps(f"{decoder.name}, AdamW", first_adamw, {"optax": adamw})
+
+
+def torch_optimizer(is_adamw: bool, params: Any, grads: Any) -> harness.Foreign:
+    """Torch's fused AdamW, or its Muon, which keeps matrices as (outputs, inputs)."""
+    import torch  # pyright: ignore[reportMissingImports]  # the machine with the GPU has it
+
+    def in_torch(x: Any) -> Any:
+        return torch.from_dlpack(x).T.contiguous()
+
+    leaves = [torch.nn.Parameter(in_torch(x)) for x in jax.tree.leaves(params)]
+    for W, G in zip(leaves, jax.tree.leaves(grads), strict=True):
+        W.grad = in_torch(G)
+    if is_adamw:
+        optimizer = torch.optim.AdamW(leaves, RATE, weight_decay=DECAY, fused=True)
+    else:
+        optimizer = torch.optim.Muon(leaves, RATE, weight_decay=DECAY)
+
+    first = leaves[: len(params["layer_0"])]  # layers are in the order of their names
+
+    def start() -> Any:
+        optimizer.step()
+        found = [W.detach().T.cpu().numpy() for W in first]
+        first.clear()  # later steps are not predicted
+        return found
+
+    return harness.Foreign("torch", start, torch.cuda.synchronize)
 
 
 def _in_bfloat16(tx: Any) -> optax.GradientTransformation:
@@ -163,6 +200,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="seconds, for a test")
     parser.add_argument("--gpu", action="store_true", help="larger trees, whole steps")
+    parser.add_argument("--torch", action="store_true", help="its steps, on a GPU")
     parser.add_argument("--samples", type=int, default=20)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -174,11 +212,11 @@ def main() -> None:
         decoders = [Decoder("d=16", 1, 16, 16, 64)]
     cases: Iterable[harness.Case] = map(case, decoders)
     if options.gpu:
-        cases = (x for decoder in decoders for x in step_cases(decoder))
+        cases = (x for d in decoders for x in step_cases(d, options.torch))
     output = options.output or harness.RESULTS / (
         "muon_gpu.json" if options.gpu else "muon_cpu.json"
     )
-    calls = 5 if options.gpu else 1
+    calls = 20 if options.gpu and not options.quick else 1
     harness.run(cases, samples=samples, output=output, calls=calls)
 
 

@@ -36,23 +36,44 @@ MIB = 2**20
 class Rival:
     """One implementation: a function that can be jitted, and its arguments.
 
-    ``outcome`` picks from its result what the oracle predicts.
+    ``outcome`` picks from its result what the oracle predicts. What takes less time
+    than starting a program is run several ``times`` by one.
     """
 
     name: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     outcome: Callable[[Any], Any] = lambda result: result
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Another library's implementation, which is prepared and waited for its own way.
+
+    Attributes:
+        name: Of the rival.
+        start: Starts a call, and gives what the oracle predicts of the first.
+        wait: Until all calls are done.
+    """
+
+    name: str
+    start: Callable[[], Any]
+    wait: Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One question: sizes for the record, a float64 oracle, and who answers."""
+    """One question: sizes for the record, a float64 oracle, and who answers.
+
+    What `foreign` gives is made when it is the case's turn.
+    """
 
     name: str
     oracle: Callable[[], Any]
     rivals: tuple[Rival, ...]
     sizes: dict[str, int] = field(default_factory=dict)
+    foreign: Callable[[], Iterable[Foreign]] = tuple
 
 
 @dataclass(frozen=True)
@@ -70,7 +91,48 @@ class _Entry:
         for _ in range(calls):
             result = self.compiled(*self.rival.arguments)
         jax.block_until_ready(result)
+        return 1e3 * (time.perf_counter() - start) / calls / self.rival.times
+
+    def outcome(self) -> Any:
+        """What the oracle predicts."""
+        return self.rival.outcome(self.compiled(*self.rival.arguments))
+
+    def record(self) -> dict[str, Any]:
+        """What the compiler says of the program."""
+        memory, program = self.compiled.memory_analysis(), self.compiled.as_text()
+        held = memory.argument_size_in_bytes + memory.output_size_in_bytes
+        peak = held + memory.temp_size_in_bytes - memory.alias_size_in_bytes
+        return {
+            "peak_memory_mib": peak / MIB,
+            "temporary_memory_mib": memory.temp_size_in_bytes / MIB,
+            "trace_s": self.trace_s,
+            "compile_s": self.compile_s,
+            "hlo_instructions": program.count(" = "),
+            "hlo_bytes": len(program),
+        }
+
+
+@dataclass(frozen=True)
+class _ForeignEntry:
+    """Another library's implementation, beside compiled ones."""
+
+    rival: Foreign
+
+    def sample(self, calls: int = 1) -> float:
+        """Milliseconds of one call, of several that are queued."""
+        start = time.perf_counter()
+        for _ in range(calls):
+            self.rival.start()
+        self.rival.wait()
         return 1e3 * (time.perf_counter() - start) / calls
+
+    def outcome(self) -> Any:
+        """What the oracle predicts."""
+        return self.rival.start()
+
+    def record(self) -> dict[str, Any]:
+        """Nothing: no compiler is asked."""
+        return {}
 
 
 def run(
@@ -95,7 +157,8 @@ def run(
 
 def _measure(case: Case, samples: int, calls: int) -> list[dict[str, Any]]:
     golden = case.oracle()
-    entries = [compile_rival(rival) for rival in case.rivals]
+    entries: list[Any] = [compile_rival(rival) for rival in case.rivals]
+    entries += [_ForeignEntry(rival) for rival in case.foreign()]
     errors = [entry_errors(entry, golden) for entry in entries]  # and a warm-up
     turns = [[entry.sample(calls) for entry in entries] for _ in range(samples)]
     rows = [
@@ -112,27 +175,51 @@ def _measure(case: Case, samples: int, calls: int) -> list[dict[str, Any]]:
 def compile_rival(rival: Rival) -> _Entry:
     """Trace and compile, timed apart."""
     start = time.perf_counter()
-    lowered = jax.jit(rival.function).lower(*rival.arguments)
+    lowered = jax.jit(_repeated(rival)).lower(*rival.arguments)
     traced = time.perf_counter()
     compiled = lowered.compile()
     return _Entry(rival, compiled, traced - start, time.perf_counter() - traced)
 
 
-def entry_errors(entry: _Entry, golden: Any) -> tuple[float, float]:
+_UNROLLED = 8  # a loop on a GPU takes 4 us a turn
+
+
+def _repeated(rival: Rival) -> Callable[..., Any]:
+    """The rival's function so many times, one after another."""
+    if rival.times == 1:
+        return rival.function
+
+    def one(carry: Any) -> Any:
+        arguments, _ = carry
+        return jax.lax.optimization_barrier((arguments, rival.function(*arguments)))
+
+    def turn(_: Any, carry: Any) -> Any:
+        for _ in range(_UNROLLED):
+            carry = one(carry)
+        return carry
+
+    def many(*arguments: Any) -> Any:
+        carry = one((arguments, None))
+        carry = jax.lax.fori_loop(0, (rival.times - 1) // _UNROLLED, turn, carry)
+        return carry[1]
+
+    return many
+
+
+def entry_errors(entry: _Entry | _ForeignEntry, golden: Any) -> tuple[float, float]:
     """The largest and the mean absolute error over all leaves."""
-    outcome = entry.rival.outcome(entry.compiled(*entry.rival.arguments))
-    pairs = zip(jax.tree.leaves(outcome), jax.tree.leaves(golden), strict=True)
+    pairs = zip(jax.tree.leaves(entry.outcome()), jax.tree.leaves(golden), strict=True)
     gaps = [np.abs(np.asarray(a, np.float64) - b).ravel() for a, b in pairs]
     return float(max(g.max() for g in gaps)), float(np.concatenate(gaps).mean())
 
 
 def table_row(
-    case: Case, entry: _Entry, errors: tuple[float, float], times: tuple[float, ...]
+    case: Case,
+    entry: _Entry | _ForeignEntry,
+    errors: tuple[float, float],
+    times: tuple[float, ...],
 ) -> dict[str, Any]:
     """One rival of one case, as the JSON holds it."""
-    memory, program = entry.compiled.memory_analysis(), entry.compiled.as_text()
-    held = memory.argument_size_in_bytes + memory.output_size_in_bytes
-    peak = held + memory.temp_size_in_bytes - memory.alias_size_in_bytes
     return {
         "case": case.name,
         **case.sizes,
@@ -141,20 +228,21 @@ def table_row(
         "samples_ms": list(times),
         "max_error": errors[0],
         "mean_error": errors[1],
-        "peak_memory_mib": peak / MIB,
-        "temporary_memory_mib": memory.temp_size_in_bytes / MIB,
-        "trace_s": entry.trace_s,
-        "compile_s": entry.compile_s,
-        "hlo_instructions": program.count(" = "),
-        "hlo_bytes": len(program),
+        **entry.record(),
     }
 
 
 def _report(row: dict[str, Any]) -> None:
+    compiled = (
+        f"temporary {row['temporary_memory_mib']:7.1f} MiB  "
+        f"compile {row['compile_s']:5.2f} s  {row['hlo_instructions']} HLO"
+        if "compile_s" in row
+        else ""
+    )
     print(
-        f"{row['case']:>24} {row['rival']:<30} {row['median_ms']:9.2f} ms  "
-        f"error {row['max_error']:.1e}  temporary {row['temporary_memory_mib']:7.1f} "
-        f"MiB  compile {row['compile_s']:5.2f} s  {row['hlo_instructions']} HLO"
+        f"{row['case']:>24} {row['rival']:<30} {row['median_ms']:9.3f} ms  "
+        f"error {row['max_error']:.1e}  {compiled}",
+        flush=True,
     )
 
 

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -52,6 +53,36 @@ def test_every_row_has_an_error_and_all_its_samples(quick_record):
         assert 0 < row["mean_error"] <= row["max_error"] < 0.1
         for key in ("peak_memory_mib", "compile_s", "hlo_instructions", "hlo_bytes"):
             assert row[key] > 0
+
+
+def test_what_is_repeated_runs_so_often_and_gives_one_result(tmp_path):
+    ran = []
+
+    def function(x):
+        jax.debug.callback(lambda: ran.append(1))
+        return x + 1.0
+
+    rival = harness.Rival("many", function, (jnp.ones(3),), times=17)
+    case = harness.Case("c", lambda: np.full(3, 2.0), (rival,))
+    output = tmp_path / "record.json"
+    (row,) = harness.run([case], samples=2, output=output)["rows"]
+    jax.effects_barrier()
+    assert row["max_error"] == 0 and len(ran) == 3 * 17
+
+
+def test_another_library_takes_its_turns(tmp_path):
+    began, waited = [], []
+
+    def start():
+        began.append(1)
+        return np.full(3, 1.5)
+
+    foreign = harness.Foreign("other", start, lambda: waited.append(1))
+    case = harness.Case("c", lambda: np.ones(3), (), foreign=lambda: [foreign])
+    output = tmp_path / "record.json"
+    (row,) = harness.run([case], samples=2, output=output, calls=3)["rows"]
+    assert (row["rival"], row["max_error"], len(row["samples_ms"])) == ("other", 0.5, 2)
+    assert (len(began), len(waited)) == (1 + 2 * 3, 2)
 
 
 def test_the_error_is_the_distance_from_the_oracle(tmp_path):
