@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import pliax as px
@@ -37,7 +38,7 @@ class Rival:
     """One implementation: a function that can be jitted, and its arguments.
 
     ``outcome`` picks from its result what the oracle predicts. What takes less time
-    than starting a program is run several ``times`` by one.
+    than starting a program is run several ``times`` by one, whose memory is then told.
     """
 
     name: str
@@ -81,6 +82,7 @@ class _Entry:
     """A compiled rival, with what compiling it cost."""
 
     rival: Rival
+    arguments: tuple[Any, ...]
     compiled: Any
     trace_s: float
     compile_s: float
@@ -89,13 +91,13 @@ class _Entry:
         """Milliseconds of one call, of several that are queued."""
         start = time.perf_counter()
         for _ in range(calls):
-            result = self.compiled(*self.rival.arguments)
+            result = self.compiled(*self.arguments)
         jax.block_until_ready(result)
         return 1e3 * (time.perf_counter() - start) / calls / self.rival.times
 
     def outcome(self) -> Any:
         """What the oracle predicts."""
-        return self.rival.outcome(self.compiled(*self.rival.arguments))
+        return self.rival.outcome(self.compiled(*self.arguments))
 
     def record(self) -> dict[str, Any]:
         """What the compiler says of the program."""
@@ -144,13 +146,15 @@ def run(
         cases: What is measured; one whose arrays are large is made when it is its turn.
         samples: Of each rival, which take turns.
         output: The JSON file.
-        calls: Of a sample, queued one after another: several on a GPU, which a training
-            loop keeps busy while Python starts the next.
+        calls: Of a sample at most, queued one after another: several on a GPU, which a
+            training loop keeps busy while Python starts the next.
     """
-    rows = [row for case in cases for row in _measure(case, samples, calls)]
+    rows: list[dict[str, Any]] = []
     record = {**environment_record(), "rows": rows}
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(record, indent=1) + "\n")
+    for case in cases:
+        rows += _measure(case, samples, calls)
+        output.write_text(json.dumps(record, indent=1) + "\n")
     print(f"wrote {output}")
     return record
 
@@ -160,7 +164,11 @@ def _measure(case: Case, samples: int, calls: int) -> list[dict[str, Any]]:
     entries: list[Any] = [compile_rival(rival) for rival in case.rivals]
     entries += [_ForeignEntry(rival) for rival in case.foreign()]
     errors = [entry_errors(entry, golden) for entry in entries]  # and a warm-up
-    turns = [[entry.sample(calls) for entry in entries] for _ in range(samples)]
+    queues = [_queue(entry, calls) for entry in entries]
+    turns = [
+        [entry.sample(n) for entry, n in zip(entries, queues, strict=True)]
+        for _ in range(samples)
+    ]
     rows = [
         table_row(case, entry, error, times)
         for entry, error, times in zip(
@@ -172,38 +180,53 @@ def _measure(case: Case, samples: int, calls: int) -> list[dict[str, Any]]:
     return rows
 
 
+_LONG_ENOUGH_MS = 400  # for a sample: a queue of slow calls gains nothing
+
+
+def _queue(entry: Any, calls: int) -> int:
+    """How many calls a sample has."""
+    if calls == 1:
+        return 1
+    return min(calls, max(1, round(_LONG_ENOUGH_MS / entry.sample())))
+
+
 def compile_rival(rival: Rival) -> _Entry:
     """Trace and compile, timed apart."""
     start = time.perf_counter()
-    lowered = jax.jit(_repeated(rival)).lower(*rival.arguments)
+    function, arguments = _repeated(rival)
+    lowered = jax.jit(function).lower(*arguments)
     traced = time.perf_counter()
     compiled = lowered.compile()
-    return _Entry(rival, compiled, traced - start, time.perf_counter() - traced)
+    seconds = traced - start, time.perf_counter() - traced
+    return _Entry(rival, arguments, compiled, *seconds)
 
 
-_UNROLLED = 8  # a loop on a GPU takes 4 us a turn
+COPIES = 8  # of arguments, or XLA would compute once what is asked for several times
 
 
-def _repeated(rival: Rival) -> Callable[..., Any]:
-    """The rival's function so many times, one after another."""
+def _repeated(rival: Rival) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The rival's function so many times, one after another, and its arguments."""
     if rival.times == 1:
-        return rival.function
+        return rival.function, rival.arguments
+    turns, rest = divmod(rival.times, COPIES)
+    if rest:
+        raise ValueError(f"times must be a multiple of {COPIES}, found {rival.times}")
 
-    def one(carry: Any) -> Any:
-        arguments, _ = carry
-        return jax.lax.optimization_barrier((arguments, rival.function(*arguments)))
+    def turn(copies: Any) -> Any:
+        results = []
+        for arguments in copies:
+            one = rival.function(*arguments)
+            copies, one = jax.lax.optimization_barrier((copies, one))
+            results.append(one)
+        return copies, results
 
-    def turn(_: Any, carry: Any) -> Any:
-        for _ in range(_UNROLLED):
-            carry = one(carry)
-        return carry
+    def many(*copies: Any) -> Any:
+        carry = turn(copies)
+        _, results = jax.lax.fori_loop(1, turns, lambda _, x: turn(x[0]), carry)
+        return results[0]
 
-    def many(*arguments: Any) -> Any:
-        carry = one((arguments, None))
-        carry = jax.lax.fori_loop(0, (rival.times - 1) // _UNROLLED, turn, carry)
-        return carry[1]
-
-    return many
+    copies = [jax.tree.map(jnp.copy, rival.arguments) for _ in range(COPIES)]
+    return many, tuple(copies)
 
 
 def entry_errors(entry: _Entry | _ForeignEntry, golden: Any) -> tuple[float, float]:
