@@ -97,7 +97,8 @@ class _Entry:
 
     def outcome(self) -> Any:
         """What the oracle predicts."""
-        return self.rival.outcome(self.compiled(*self.arguments))
+        result = self.compiled(*self.arguments)
+        return self.rival.outcome(result[0] if self.rival.times > 1 else result)
 
     def record(self) -> dict[str, Any]:
         """What the compiler says of the program."""
@@ -223,7 +224,7 @@ def _repeated(rival: Rival) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     def many(*copies: Any) -> Any:
         carry = turn(copies)
         _, results = jax.lax.fori_loop(1, turns, lambda _, x: turn(x[0]), carry)
-        return results[0]
+        return results  # all of them, or XLA would not compute the others
 
     copies = [jax.tree.map(jnp.copy, rival.arguments) for _ in range(COPIES)]
     return many, tuple(copies)

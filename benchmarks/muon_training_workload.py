@@ -59,7 +59,7 @@ class Protocol:
     sizes: Sizes
     rows: int = 64
     length: int = 512
-    steps: int = 300
+    steps: int = 280
     points: int = 20
     held_out_bytes: int = 300_000
     warmup: float = 0.1
@@ -78,7 +78,9 @@ class Protocol:
         return self.steps if name == "adamw" else int(MUON_SHARE * self.steps)
 
 
-FULL = Protocol(Sizes(layers=10, width=512, heads=8, kv_heads=4, dropout=0.0))
+FULL = Protocol(
+    Sizes(layers=10, width=512, heads=8, kv_heads=4, dropout=0.0, dtype="bfloat16")
+)
 QUICK = Protocol(Sizes(1, 32, 2, 1, 0.0), 4, 64, 8, 4, held_out_bytes=2000)
 
 

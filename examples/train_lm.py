@@ -129,7 +129,12 @@ def build(
 ) -> tuple[Run, State]:
     """The compiled functions of a run, and its first state on all devices."""
     sizes = Sizes(
-        options.layers, options.width, options.heads, options.kv_heads, options.dropout
+        options.layers,
+        options.width,
+        options.heads,
+        options.kv_heads,
+        options.dropout,
+        options.dtype,
     )
     graph, params = initialise(weights, sizes)
     optimizer = make_optimizer(options)

@@ -19,13 +19,17 @@ VOCABULARY = 256
 
 @dataclass(frozen=True)
 class Sizes:
-    """What decides the shapes of the parameters, and the rate of dropout."""
+    """What decides the shapes of the parameters, the rate of dropout, the arithmetic.
+
+    Parameters are float32; the layers compute in `dtype`, the logits are float32.
+    """
 
     layers: int
     width: int
     heads: int
     kv_heads: int
     dropout: float
+    dtype: str = "float32"
 
 
 def document_causal(document: Int[Array, "B T"]) -> px.BlockMask:
@@ -49,10 +53,23 @@ def rotary(x: Float[Array, "B T H D"]) -> Float[Array, "B T H D"]:
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
 
 
-def linear(inputs: int, outputs: int, rngs: nnx.Rngs, scale: float = 1.0) -> nnx.Linear:
+def linear(
+    inputs: int, outputs: int, sizes: Sizes, rngs: nnx.Rngs, scale: float = 1.0
+) -> nnx.Linear:
     """A product without bias; variance scale / inputs."""
-    init = nnx.initializers.variance_scaling(scale, "fan_in", "normal")
-    return nnx.Linear(inputs, outputs, use_bias=False, kernel_init=init, rngs=rngs)
+    return nnx.Linear(
+        inputs,
+        outputs,
+        use_bias=False,
+        dtype=jnp.dtype(sizes.dtype),
+        kernel_init=nnx.initializers.variance_scaling(scale, "fan_in", "normal"),
+        rngs=rngs,
+    )
+
+
+def norm(sizes: Sizes, rngs: nnx.Rngs) -> nnx.RMSNorm:
+    """Root mean square 1, times a learned scale."""
+    return nnx.RMSNorm(sizes.width, dtype=jnp.dtype(sizes.dtype), rngs=rngs)
 
 
 class Attention(nnx.Module):
@@ -62,10 +79,10 @@ class Attention(nnx.Module):
         """Four projections; key and value have fewer heads than query."""
         self.head = sizes.width // sizes.heads
         shared = sizes.kv_heads * self.head
-        self.query = linear(sizes.width, sizes.width, rngs)
-        self.key = linear(sizes.width, shared, rngs)
-        self.value = linear(sizes.width, shared, rngs)
-        self.out = linear(sizes.width, sizes.width, rngs, 1 / (2 * sizes.layers))
+        self.query = linear(sizes.width, sizes.width, sizes, rngs)
+        self.key = linear(sizes.width, shared, sizes, rngs)
+        self.value = linear(sizes.width, shared, sizes, rngs)
+        self.out = linear(sizes.width, sizes.width, sizes, rngs, 1 / (2 * sizes.layers))
 
     def __call__(
         self, x: Float[Array, "B T C"], mask: px.BlockMask
@@ -85,9 +102,9 @@ class SwiGLU(nnx.Module):
     def __init__(self, sizes: Sizes, rngs: nnx.Rngs) -> None:
         """Three products."""
         hidden = -(-sizes.width * 8 // 3 // 32) * 32
-        self.gate = linear(sizes.width, hidden, rngs)
-        self.up = linear(sizes.width, hidden, rngs)
-        self.down = linear(hidden, sizes.width, rngs, 1 / (2 * sizes.layers))
+        self.gate = linear(sizes.width, hidden, sizes, rngs)
+        self.up = linear(sizes.width, hidden, sizes, rngs)
+        self.down = linear(hidden, sizes.width, sizes, rngs, 1 / (2 * sizes.layers))
 
     def __call__(self, x: Float[Array, "B T C"]) -> Float[Array, "B T C"]:
         """Each byte by itself."""
@@ -99,9 +116,9 @@ class Block(nnx.Module):
 
     def __init__(self, sizes: Sizes, rngs: nnx.Rngs) -> None:
         """Two sublayers."""
-        self.attention_norm = nnx.RMSNorm(sizes.width, rngs=rngs)
+        self.attention_norm = norm(sizes, rngs)
         self.attention = Attention(sizes, rngs)
-        self.mlp_norm = nnx.RMSNorm(sizes.width, rngs=rngs)
+        self.mlp_norm = norm(sizes, rngs)
         self.mlp = SwiGLU(sizes, rngs)
 
     def __call__(
@@ -118,10 +135,11 @@ class GPT(nnx.Module):
     def __init__(self, sizes: Sizes, rngs: nnx.Rngs) -> None:
         """Embedding, blocks, norm, head."""
         self.rate = sizes.dropout
-        self.embed = nnx.Embed(VOCABULARY, sizes.width, rngs=rngs)
+        dtype = jnp.dtype(sizes.dtype)
+        self.embed = nnx.Embed(VOCABULARY, sizes.width, dtype=dtype, rngs=rngs)
         self.blocks = nnx.List([Block(sizes, rngs) for _ in range(sizes.layers)])
-        self.norm = nnx.RMSNorm(sizes.width, rngs=rngs)
-        self.head = linear(sizes.width, VOCABULARY, rngs)
+        self.norm = norm(sizes, rngs)
+        self.head = linear(sizes.width, VOCABULARY, sizes, rngs)
 
     def __call__(
         self,
@@ -135,7 +153,7 @@ class GPT(nnx.Module):
             x = block(x, mask)
             if gen is not None and self.rate > 0:
                 gen, x = dropout(gen, self.rate, x)
-        return self.head(self.norm(x))
+        return self.head(self.norm(x)).astype(jnp.float32)
 
 
 def dropout(gen: px.Generator, rate: float, x: Array) -> tuple[px.Generator, Array]:

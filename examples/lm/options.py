@@ -33,6 +33,7 @@ class Options:
     heads: int = option(4, "query heads", 1, 1024)
     kv_heads: int = option(2, "key and value heads", 1, 1024)
     dropout: float = option(0.02, "share dropped after a block", 0.0, 0.99)
+    dtype: str = option("float32", "of the layers' arithmetic; or bfloat16")
     learning_rate: float = option(0.01, "peak, of Muon and AdamW", 0.0, 10.0)
     warmup: int = option(20, "steps until the peak", 0, 10**7)
     clip: float = option(1.0, "largest global norm of the gradients", 1e-6, 1e6)
@@ -100,6 +101,8 @@ def _check(options: Options) -> None:
         inside = low is None or (math.isfinite(value) and low <= value <= high)
         if not inside:
             raise UserError(f"{_flag(item.name)} {value} must be in [{low}, {high}]")
+    if options.dtype not in ("float32", "bfloat16"):
+        raise UserError(f"--dtype {options.dtype} must be float32 or bfloat16")
     if options.width % (2 * options.heads):
         raise UserError(
             f"--width {options.width} must be a multiple of 2 x --heads {options.heads}"

@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import train_lm
+from flax import nnx
 from lm.batches import schedule
 from lm.corpus import load_corpus
+from lm.model import Sizes, document_causal, initialise
 
 import pliax as px
 
@@ -192,6 +194,26 @@ def test_the_compiled_step_agrees_and_compiles_once_for_one_bucket(
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
+def test_bfloat16_layers_have_float32_weights_and_logits_and_about_that_loss(
+    standard_promotion,  # flax's RMSNorm promotes
+):
+    inputs = jnp.arange(128).reshape(2, 64) % 97
+    document = jnp.zeros_like(inputs)
+
+    def loss(dtype):
+        sizes = Sizes(2, 32, 4, 2, 0.1, dtype)
+        graph, params = initialise(px.Generator(0), sizes)
+        assert {x.dtype.name for x in jax.tree.leaves(params)} == {"float32"}
+        mask, gen = document_causal(document), px.Generator(1)
+        logits = nnx.merge(graph, params)(inputs, mask, gen)
+        assert logits.dtype == jnp.float32
+        return jax.nn.logsumexp(logits, axis=-1).mean()
+
+    low, full = loss("bfloat16"), loss("float32")
+    assert low != full
+    np.testing.assert_allclose(low, full, rtol=0.01)
+
+
 BAD = {
     "unknown option": (["--nope", "1"], "unrecognized arguments: --nope 1"),
     "not a number": (["--steps", "many"], "argument --steps: invalid int value: 'many'"),
@@ -203,6 +225,7 @@ BAD = {
     "new line": (["--no\npe"], "unrecognized arguments: --no pe"),
     "absolute pattern": (["--glob", "/etc/*.txt"], "--glob '/etc/*.txt' is no pattern"),
     "width": (["--width", "33"], "must be a multiple of 2 x --heads"),
+    "dtype": (["--dtype", "int8"], "--dtype int8 must be float32 or bfloat16"),
     "kv heads": (["--kv-heads", "3"], "must be a multiple of --kv-heads 3"),
     "rows": (["--rows", "7"], "--rows 7 cannot be divided among 8 devices"),
     "no folder": (["--data", "/nowhere"], "--data /nowhere is not a folder"),
