@@ -112,7 +112,18 @@ class _Entry:
             "compile_s": self.compile_s,
             "hlo_instructions": program.count(" = "),
             "hlo_bytes": len(program),
+            **self.kernels(),
         }
+
+    def kernels(self) -> dict[str, Any]:
+        """What a run is made of on a GPU: launches and milliseconds by kernel."""
+        if jax.default_backend() != "gpu":
+            return {}
+        from jax.experimental.mosaic.gpu import profiler
+
+        measured = profiler.measure(self.compiled, aggregate=False)
+        _, timings = measured(*self.arguments)
+        return kernel_summary(timings or [], self.rival.times)
 
 
 @dataclass(frozen=True)
@@ -179,6 +190,21 @@ def _measure(case: Case, samples: int, calls: int) -> list[dict[str, Any]]:
     for row in rows:
         _report(row)
     return rows
+
+
+def kernel_summary(timings: list[tuple[str, float]], times: int) -> dict[str, Any]:
+    """Names without the numbers that tell a program's fusions apart, longest first.
+
+    Copies that are no kernels are not among them.
+    """
+    found: dict[str, list[float]] = {}
+    for kernel, ms in timings:
+        entry = found.setdefault(kernel.rstrip("0123456789_"), [0, 0.0])
+        entry[0] += 1
+        entry[1] += ms
+    ordered = sorted(found.items(), key=lambda item: -item[1][1])
+    total = sum(ms for _, ms in timings) / times
+    return {"kernels_ms": total, "kernels": dict(ordered)}
 
 
 _LONG_ENOUGH_MS = 400  # for a sample: a queue of slow calls gains nothing
@@ -257,15 +283,17 @@ def table_row(
 
 
 def _report(row: dict[str, Any]) -> None:
-    compiled = (
-        f"temporary {row['temporary_memory_mib']:7.1f} MiB  "
-        f"compile {row['compile_s']:5.2f} s  {row['hlo_instructions']} HLO"
-        if "compile_s" in row
-        else ""
-    )
+    parts = {
+        "temporary_memory_mib": "temporary {:7.1f} MiB",
+        "compile_s": "compile {:5.2f} s",
+        "hlo_instructions": "{} HLO",
+        "kernels_ms": "kernels {:.3f} ms",
+    }
     print(
         f"{row['case']:>24} {row['rival']:<30} {row['median_ms']:9.3f} ms  "
-        f"error {row['max_error']:.1e}  {compiled}",
+        f"error {row['max_error']:.1e}",
+        *(text.format(row[name]) for name, text in parts.items() if name in row),
+        sep="  ",
         flush=True,
     )
 

@@ -70,6 +70,13 @@ def test_what_is_repeated_runs_so_often_and_gives_one_result(tmp_path):
     assert row["max_error"] == 0 and len(ran) == 3 * 16
 
 
+def test_kernels_are_summed_by_name():
+    timings = [("add_1", 1.0), ("mul_2", 4.0), ("add_12", 2.0)]
+    summary = harness.kernel_summary(timings, times=2)
+    assert summary == {"kernels_ms": 3.5, "kernels": {"mul": [1, 4.0], "add": [2, 3.0]}}
+    assert list(summary["kernels"]) == ["mul", "add"]
+
+
 def test_another_library_takes_its_turns(tmp_path):
     began, waited = [], []
 
