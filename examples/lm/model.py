@@ -21,7 +21,7 @@ VOCABULARY = 256
 class Sizes:
     """What decides the shapes of the parameters, the rate of dropout, the arithmetic.
 
-    Parameters are float32; the layers compute in `dtype`, the logits are float32.
+    Parameters are float32; all layers compute in `dtype`, the head too.
     """
 
     layers: int

@@ -52,7 +52,7 @@ def symmetric_matmul(
             interpreter, on any device, slowly.
 
     Returns:
-        Symmetric matrices, [\*L, M, M], in the dtype of X: to the last bit where the
+        Symmetric matrices, [\*L, M, M] or, of X^T X, [\*L, K, K], in X's dtype: to the last bit where the
         fused kernel runs, elsewhere up to rounding.
 
     Raises:
