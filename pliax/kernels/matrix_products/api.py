@@ -52,8 +52,8 @@ def symmetric_matmul(
             interpreter, on any device, slowly.
 
     Returns:
-        Symmetric matrices, [\*L, M, M] or, of X^T X, [\*L, K, K], in X's dtype: to the last bit where the
-        fused kernel runs, elsewhere up to rounding.
+        Symmetric matrices, [\*L, M, M] or, of X^T X, [\*L, K, K], in X's dtype:
+        to the last bit where the fused kernel runs, elsewhere up to rounding.
 
     Raises:
         ValueError: If shapes, dtypes or options do not fit.
