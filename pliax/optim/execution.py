@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array
@@ -22,7 +23,7 @@ from jaxtyping import Array
 from pliax.core.manual_axes import varying_axes
 
 from .matrix_axes import MatrixAxes, matrices
-from .newton_schulz import NewtonSchulz
+from .newton_schulz import NewtonSchulz, squares
 from .ownership import Local, by_owners
 from .stacks import Stack, apply_to_stacks, cut, grouped, joined, portions
 
@@ -155,10 +156,13 @@ def in_stacks(stacks: Sequence[Stack], how: NewtonSchulz) -> list[Stack]:
         done = None
         for portion in portions(numbers, [stacks[i].shape for i in numbers]):
             taken = [stacks[i] for i in portion]
-            # Rounded by then, so that each reads its gradient and momentum once.
-            *taken, done = lax.optimization_barrier((*taken, done))
-            done = how.iterate(joined([how.normalised(x) for x in taken]))
-            parts = cut(done, [len(x) for x in taken])
+            lengths = [len(x) for x in taken]
+            sums = [squares(x) for x in taken]
+            # Made by then, so that each reads its gradient and momentum once.
+            taken, sums, done = lax.optimization_barrier((taken, sums, done))
+            norms = cut(how.norms(jnp.concatenate(sums)), lengths)
+            done = how.iterate(joined(list(map(how.normalised, taken, norms))))
+            parts = cut(done, lengths)
             for i, part in zip(portion, parts, strict=True):
                 results[i] = part
     return results

@@ -60,15 +60,19 @@ class NewtonSchulz:
 
     def __call__(self, G: Real[Array, "*L M N"]) -> Float[Array, "*L M N"]:
         """Nearly semi-orthogonal matrices, in the working dtype."""
-        return self.iterate(self.normalised(G))
-
-    def normalised(self, G: Real[Array, "*L M N"]) -> Float[Array, "*L M N"]:
-        """Each matrix divided by its norm."""
         X = self.round(G)
-        norm = jnp.sqrt(jnp.sum(jnp.square(wide(X)), axis=(-2, -1), keepdims=True))
-        return self.round(
-            wide(X) / jnp.maximum(norm, jnp.asarray(self.eps, norm.dtype))
-        )
+        return self.iterate(self.normalised(X, self.norms(squares(X))))
+
+    def norms(self, squares: Float[Array, "*L M"]) -> Float[Array, "*L"]:
+        """What each matrix is divided by, of the squares of its rows."""
+        norm = jnp.sqrt(jnp.sum(squares, axis=-1))
+        return jnp.maximum(norm, jnp.asarray(self.eps, norm.dtype))
+
+    def normalised(
+        self, X: Float[Array, "*L M N"], norms: Float[Array, "*L"]
+    ) -> Float[Array, "*L M N"]:
+        """Each matrix divided by its norm."""
+        return self.round(wide(X) / norms[..., None, None])
 
     def iterate(self, X: Float[Array, "*L M N"]) -> Float[Array, "*L M N"]:
         """All steps, of normalised matrices."""
@@ -227,6 +231,14 @@ def _sides(P: Array, X: Float[Array, "*L M N"]) -> tuple[Array, Array]:
 
 
 METHODS: dict[Any, Method] = {"standard": _standard, "gram": _gram}
+
+
+def squares(X: Float[Array, "*L M N"]) -> Float[Array, "*L M"]:
+    """The squared norm of each row.
+
+    A GPU sums whole matrices in two kernels; rows in one, which also makes X.
+    """
+    return jnp.sum(jnp.square(wide(X)), axis=-1)
 
 
 def wide(X: Array) -> Array:

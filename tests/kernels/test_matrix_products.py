@@ -1,6 +1,7 @@
 """Laws of Gram matrices and of products with an addend, fused or by XLA."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -107,6 +108,40 @@ def test_a_fused_product_with_an_addend_is_as_exact_as_the_formula(
     actual = add_matmul(A, B, C, alpha=0.5, beta=3.4445, **FUSED)
     wanted = partial(added, alpha=0.5, beta=3.4445)
     assert_error_rule(actual, wanted(A, B, C), in_float64(wanted, A, B, C))
+
+
+@pytest.mark.parametrize("rows", [128, 256, 192])
+@pytest.mark.parametrize("is_left", [True, False])
+@pytest.mark.parametrize("options", [{}, FUSED])
+def test_a_factor_may_be_the_addend(rows, is_left, options):
+    P = (normal(0, (3, rows, rows)) / rows**0.5).astype(BF16)
+    X = normal(1, (3, 256, rows) if is_left else (3, rows, 256), BF16)
+    pair = (X, P) if is_left else (P, X)
+    add = partial(add_matmul, *pair, alpha=0.5, beta=3.4445, **options)
+    np.testing.assert_array_equal(add(X), add(jnp.copy(X)))
+
+
+def test_the_square_of_a_symmetric_matrix_and_itself():
+    X = (normal(0, (2, 256, 64)) / 8).astype(BF16)
+    A = symmetric_matmul(X, **FUSED)
+    add = partial(add_matmul, alpha=2.0, beta=-4.8, commute=True, **FUSED)
+    np.testing.assert_array_equal(add(A, A, A), add(A, A, jnp.copy(A)))
+
+
+def test_gradients_of_a_factor_that_is_the_addend():
+    P, X = normal(0, (2, 4, 4)), normal(1, (2, 4, 6))
+    G = normal(2, (2, 4, 6))
+
+    def loss(add, P, X):
+        return jnp.vdot(G, add(P, X))
+
+    def fused(P, X):
+        return add_matmul(P, X, X, beta=3.0)
+
+    found = jax.grad(partial(loss, fused), (0, 1))(P, X)
+    wanted = jax.grad(partial(loss, lambda P, X: P @ X + 3.0 * X), (0, 1))(P, X)
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 @given(
@@ -331,7 +366,14 @@ def test_every_tile_is_made_once(matrices, rows, columns, blocks, is_symmetric):
 SHAPES = [(24, 896, 4864), (17, 512, 512), (1, 192, 64)]
 
 
-KINDS = [Kind(True, "right", True), Kind(True, "left"), Kind(True), Kind(False)]
+KINDS = [
+    Kind(True, "right", True),
+    Kind(True, "left"),
+    Kind(True),
+    Kind(True, addend="left"),
+    Kind(False),
+    Kind(False, addend="right"),
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -342,7 +384,8 @@ def test_all_kinds_are_compiled_for_a_gpu(kind, sizes):
     given = [X, X, (L, M, M)] if kind.transposed else [(L, M, M)] * 3
     if not kind.is_symmetric:
         given = [(L, M, M), (L, M, K), (L, M, K)]
-    arrays = [jax.ShapeDtypeStruct(x, BF16) for x in given]
+    arrays: list[Any] = [jax.ShapeDtypeStruct(x, BF16) for x in given]
+    arrays = [*arrays[:2], None] if kind.addend else arrays
     run = partial(mosaic_gpu.add_product, kind=kind, interpret=False)
     factors = jax.ShapeDtypeStruct((L, 3), jnp.float32)
     lowered = jax.jit(run).trace(*arrays, factors).lower(lowering_platforms=("cuda",))

@@ -31,16 +31,22 @@ class Kind:
         is_symmetric: Whether one side of its diagonal says it all.
         transposed: Which factors are given as their transposes: "left", "right", none.
         has_shift: Whether something is added to the diagonal.
+        addend: Which factor is C, too: "left", "right", none.
     """
 
     is_symmetric: bool
     transposed: str | None = None
     has_shift: bool = False
+    addend: str | None = None
 
     def factors(self, A: Array, B: Array) -> tuple[Array, Array]:
         """What is multiplied, of what is given."""
         left = A.mT if self.transposed == "left" else A
         return left, B.mT if self.transposed == "right" else B
+
+    def added(self, A: Any, B: Any, C: Any) -> Any:
+        """C, which is not given twice."""
+        return {"left": A, "right": B}.get(self.addend or "", C)
 
     def sizes(self, A: Any, B: Any) -> tuple[int, int, int]:
         """Rows, columns and depth of the product."""
@@ -67,6 +73,7 @@ def _run_xla(
     A: Array, B: Array, C: Any, factors: Factors, *, kind: Kind, precision: Any
 ) -> Array:
     AB = xla.product(*kind.factors(A, B), precision=precision)
+    C = kind.added(A, B, C)
     return xla.scaled_sum(AB, C, factors, A.dtype, has_shift=kind.has_shift)
 
 

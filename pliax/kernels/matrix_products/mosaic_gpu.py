@@ -14,7 +14,7 @@ References:
     Thakkar et al., "CUTLASS", 2023, the ping-pong schedule for Hopper.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,8 @@ def add_product(
     A or B is given as its transpose if the kind says so.
     """
     rows, columns, _ = kind.sizes(A, B)
+    if kind.addend and (rows % TILE or columns % TILE):
+        C, kind = kind.added(A, B, C), replace(kind, addend=None)
     A, B, C = _padded(A), _padded(B), None if C is None else _padded(C)
     L, (M, N, K) = len(A), kind.sizes(A, B)
     blocks = 4 if interpret else MULTIPROCESSORS  # which it runs one after another
@@ -243,21 +245,29 @@ class _ThreadBlock:
         place, panels = self.place(n, rows), self.panels(group, rows)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the last tile has gone
         self.await_addend(group, *place, panels, start=True)
-        x = pl.run_scoped(
-            partial(self.multiply, group, n, rows), plgpu.ACC((rows, TILE), jnp.float32)
+        x, read = pl.run_scoped(
+            partial(self.multiply, group, n, place, rows),
+            plgpu.ACC((rows, TILE), jnp.float32),
         )
         alpha, beta, gamma = (self.arrays["factors"][place[0], i] for i in range(3))
         x = x * alpha
         if self.kernel.kind.has_shift:
             x = jnp.where(_on_diagonal(x.shape, *place[1:]), x + gamma, x)
-        parts = [x[:, p : p + HALF] for p in range(0, TILE, HALF)]
+        height = HALF if self.kernel.kind.addend == "right" else rows
+        parts = [
+            [x[r : r + height, p : p + HALF] for p in range(0, TILE, HALF)]
+            for r in range(0, rows, height)
+        ]
         if "C" in self.arrays:
             self.await_addend(group, *place, panels, start=False)
+            read = [[panel[...] for panel in panels]]
+        if read:
             parts = [
-                x + beta * panel[...].astype(jnp.float32)
-                for x, panel in zip(parts, panels, strict=True)
+                [x + beta * c.astype(jnp.float32) for x, c in zip(*pair, strict=True)]
+                for pair in zip(parts, read, strict=True)
             ]
-        self.store(group, *place, [x.astype(self.kernel.dtype) for x in parts])
+        parts = [[x.astype(self.kernel.dtype) for x in row] for row in parts]
+        self.store(group, *place, rows, parts)
 
     def panels(self, group: Any, rows: int) -> list[Any]:
         """A maker's tile in shared memory: 64 columns each."""
@@ -281,39 +291,74 @@ class _ThreadBlock:
         ):
             plgpu.copy_gmem_to_smem(source, panel, here)
 
-    def multiply(self, group: Any, n: Any, rows: int, acc: Any) -> Any:
-        """The sum of all pieces, in float32."""
-        scratch, steps = self.scratch, self.kernel.steps
-
-        def release(piece: Any) -> None:
-            plgpu.barrier_arrive(scratch.free.at[_stage(piece)])
-
-        @pl.loop(i32(0), i32(steps))
-        def _(step: Any) -> None:
-            piece = n * steps + step
-            stage = _stage(piece)
-            plgpu.barrier_wait(scratch.here.at[group * STAGES + stage])
-            at = self.turned("left", pl.ds(0, rows), slice(None))
-            left, right = scratch.left.at[(stage, *at)], scratch.right.at[stage]
-            if self.kernel.kind.transposed == "left":
-                left = left.transpose((1, 0))
-            if self.kernel.kind.transposed == "right":
-                right = right.transpose((1, 0))
-            plgpu.wgmma(acc, left, right)
-            plgpu.wgmma_wait(1)
-            pl.when(step > 0)(partial(release, piece - 1))
-
+    def multiply(
+        self, group: Any, n: Any, place: Any, rows: int, acc: Any
+    ) -> tuple[Any, list[list[Any]]]:
+        """The sum of all pieces, in float32, and the addend where it is among them."""
+        steps, read = i32(self.kernel.steps), []
+        step = partial(self.multiply_piece, group, n, rows, acc)
+        match self.kernel.kind.addend:
+            case "left":  # its columns are pieces
+                first, count = lax.div(place[2], i32(DEPTH)), TILE // DEPTH
+                pl.loop(i32(0), first)(step)
+                read = [[step(first + i, reads="left") for i in range(count)]]
+                pl.loop(first + count, steps)(step)
+            case "right":  # its rows are
+                first, count = lax.div(place[1], i32(DEPTH)), rows // DEPTH
+                pl.loop(i32(0), first)(step)
+                found = [step(first + i, reads="right") for i in range(count)]
+                read = [
+                    [x[:, p : p + HALF] for p in range(0, TILE, HALF)] for x in found
+                ]
+                pl.loop(first + count, steps)(step)
+            case _:
+                pl.loop(i32(0), steps)(step)
         plgpu.wgmma_wait(0)
-        release((n + 1) * steps - 1)
-        return acc[...]
+        self.release((n + 1) * steps - 1)
+        return acc[...], read
+
+    def multiply_piece(
+        self, group: Any, n: Any, rows: int, acc: Any, step: Any, reads: str = ""
+    ) -> Any:
+        """Adds the product of two pieces, of which one may be what is read."""
+        scratch, kind = self.scratch, self.kernel.kind
+        piece = n * self.kernel.steps + step
+        stage = _stage(piece)
+        plgpu.barrier_wait(scratch.here.at[group * STAGES + stage])
+        at = self.turned("left", pl.ds(0, rows), slice(None))
+        pieces = {
+            "left": scratch.left.at[(stage, *at)],
+            "right": scratch.right.at[stage],
+        }
+        factors = [
+            x.transpose((1, 0)) if kind.transposed == side else x
+            for side, x in pieces.items()
+        ]
+        plgpu.wgmma(acc, *factors)
+        found = pieces[reads][...] if reads else None
+        plgpu.wgmma_wait(1)
+        pl.when(step > 0)(lambda: self.release(piece - 1))
+        return found
+
+    def release(self, piece: Any) -> None:
+        """Its shared memory may be written."""
+        plgpu.barrier_arrive(self.scratch.free.at[_stage(piece)])
 
     def store(
-        self, group: Any, matrix: Any, row: Any, column: Any, parts: list[Any]
+        self,
+        group: Any,
+        matrix: Any,
+        row: Any,
+        column: Any,
+        rows: int,
+        parts: list[list[Any]],
     ) -> None:
-        rows, result = parts[0].shape[0], self.result.at[matrix]
-        panels = self.panels(group, rows)
-        for x, panel in zip(parts, panels, strict=True):
-            panel[...] = x
+        """Parts are rows of panels; of a symmetric product one row."""
+        result, panels = self.result.at[matrix], self.panels(group, rows)
+        for r, across in enumerate(parts):
+            height = rows // len(parts)
+            for x, panel in zip(across, panels, strict=True):
+                panel[pl.ds(r * height, height)] = x
         _send(panels, _columns(result, row, column, panels))
         if not self.kernel.kind.is_symmetric:
             return
@@ -323,7 +368,7 @@ class _ThreadBlock:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             flipped = self.panels(group, TILE)[: rows // HALF]
             for p, panel in enumerate(flipped):
-                for q, x in enumerate(parts):
+                for q, x in enumerate(parts[0]):
                     target = panel.at[pl.ds(q * HALF, HALF)].transpose((1, 0))
                     target[...] = x[p * HALF : (p + 1) * HALF]
             _send(flipped, _columns(result, column, row, flipped))

@@ -14,6 +14,8 @@ import numpy as np
 TILE = 128  # rows and columns: what one warpgroup has registers for
 HALF = TILE // 2  # rows of one instruction of the tensor cores
 BAND = 4  # columns of tiles that are made together; 8 and 16 took as long, or longer
+# Rounds: of more a half is nothing, and a kernel without halves compiles faster.
+_MANY = 16
 # Hopper's: the kernel is made for it. One with fewer multiprocessors runs the last
 # thread blocks after the first.
 MULTIPROCESSORS = 132
@@ -43,7 +45,8 @@ class Schedule:
         """How many tiles are made in one piece; the others follow as halves."""
         total = self.matrices * self.tiles
         rest = total % self.blocks
-        return total - rest if 2 * rest <= self.blocks else total
+        gains = 2 * rest <= self.blocks and total < _MANY * self.blocks
+        return total - rest if gains else total
 
     @property
     def halves(self) -> int:
