@@ -17,7 +17,6 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import statistics
 import sys
 import time
@@ -165,7 +164,7 @@ def continued(output: Path, record: dict[str, Any]) -> dict[str, Any]:
     old = json.loads(output.read_text())
     kept = json.loads(json.dumps(record))  # tuples are lists in a file
     for one in (old, kept):
-        one["device"].pop("cpu")  # any host will do
+        one.get("device", {}).pop("cpu", None)  # any host will do
     keys = ("code", "protocol", "corpus", "versions", "device")
     if other := [key for key in keys if old.get(key) != kept[key]]:
         raise UserError(
@@ -176,12 +175,9 @@ def continued(output: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def save(output: Path, record: dict[str, Any]) -> None:
-    """Judge and write; a stop in between leaves the older file."""
+    """Judge and write."""
     record |= verdicts(record["step_cost"], record["rows"])
-    output.parent.mkdir(parents=True, exist_ok=True)
-    fresh = output.with_suffix(".tmp")
-    fresh.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(fresh, output)
+    harness.write(record, output)
 
 
 def runs_to_make(options: argparse.Namespace, rows: list[Row]) -> Iterator[Run]:

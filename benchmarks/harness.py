@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ import pliax as px
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("jax", "jaxlib", "numpy", "optax")
+RIVALS = ("torch",)  # where they are installed
 MIB = 2**20
 
 
@@ -122,7 +124,10 @@ class _Entry:
         from jax.experimental.mosaic.gpu import profiler
 
         measured = profiler.measure(self.compiled, aggregate=False)
-        _, timings = measured(*self.arguments)
+        try:
+            _, timings = measured(*self.arguments)
+        except RuntimeError as error:  # CUPTI serves one user at a time
+            return {"kernels": f"not measured: {error}"}
         return kernel_summary(timings or [], self.rival.times)
 
 
@@ -162,13 +167,22 @@ def run(
             training loop keeps busy while Python starts the next.
     """
     rows: list[dict[str, Any]] = []
-    record = {**environment_record(), "rows": rows}
-    output.parent.mkdir(parents=True, exist_ok=True)
+    record = {**environment_record(), "is_complete": False, "rows": rows}
     for case in cases:
         rows += _measure(case, samples, calls)
-        output.write_text(json.dumps(record, indent=1) + "\n")
+        write(record, output)
+    record["is_complete"] = True
+    write(record, output)
     print(f"wrote {output}")
     return record
+
+
+def write(record: dict[str, Any], output: Path) -> None:
+    """As JSON; a stop in between leaves the older file."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    fresh = output.with_suffix(".tmp")
+    fresh.write_text(json.dumps(record, indent=1) + "\n")
+    os.replace(fresh, output)
 
 
 def _measure(case: Case, samples: int, calls: int) -> list[dict[str, Any]]:
@@ -193,15 +207,16 @@ def _measure(case: Case, samples: int, calls: int) -> list[dict[str, Any]]:
 
 
 def kernel_summary(timings: list[tuple[str, float]], times: int) -> dict[str, Any]:
-    """Names without the numbers that tell a program's fusions apart, longest first.
+    """Launches and milliseconds of one of so many calls, longest first.
 
-    Copies that are no kernels are not among them.
+    Names are without the numbers that tell a program's fusions apart. Copies that are
+    no kernels are not among them.
     """
     found: dict[str, list[float]] = {}
     for kernel, ms in timings:
-        entry = found.setdefault(kernel.rstrip("0123456789_"), [0, 0.0])
-        entry[0] += 1
-        entry[1] += ms
+        entry = found.setdefault(kernel.rstrip("0123456789_"), [0.0, 0.0])
+        entry[0] += 1 / times
+        entry[1] += ms / times
     ordered = sorted(found.items(), key=lambda item: -item[1][1])
     total = sum(ms for _, ms in timings) / times
     return {"kernels_ms": total, "kernels": dict(ordered)}
@@ -248,8 +263,10 @@ def _repeated(rival: Rival) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return copies, results
 
     def many(*copies: Any) -> Any:
-        carry = turn(copies)
-        _, results = jax.lax.fori_loop(1, turns, lambda _, x: turn(x[0]), carry)
+        _, shapes = jax.eval_shape(turn, copies)
+        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        carry = copies, blank
+        _, results = jax.lax.fori_loop(0, turns, lambda _, x: turn(x[0]), carry)
         return results  # all of them, or XLA would not compute the others
 
     copies = [jax.tree.map(jnp.copy, rival.arguments) for _ in range(COPIES)]
@@ -311,6 +328,7 @@ def environment_record() -> dict[str, Any]:
             "python": platform.python_version(),
             "pliax": px.__version__,
             **{name: version(name) for name in PACKAGES},
+            **{name: version(name) for name in RIVALS if find_spec(name)},
         },
         "device": {
             "platform": device.platform,
