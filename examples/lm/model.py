@@ -148,12 +148,22 @@ class GPT(nnx.Module):
         gen: px.Generator | None = None,
     ) -> Float[Array, "B T 256"]:
         """Logits; with a Generator, dropout on the residual stream after each block."""
-        x = self.embed(inputs)
+        x = self.embedded(inputs)
         for block in self.blocks:
             x = block(x, mask)
             if gen is not None and self.rate > 0:
                 gen, x = dropout(gen, self.rate, x)
         return self.head(self.norm(x)).astype(jnp.float32)
+
+    def embedded(self, inputs: Int[Array, "B T"]) -> Float[Array, "B T C"]:
+        """Rows of the embedding, as a product.
+
+        The gradient of a lookup adds up rows by atomic operations on a GPU, which wait
+        for one another where a byte is frequent, as the space is.
+        """
+        dtype = self.embed.dtype
+        table = self.embed.embedding[...].astype(dtype)
+        return jax.nn.one_hot(inputs, VOCABULARY, dtype=dtype) @ table
 
 
 def dropout(gen: px.Generator, rate: float, x: Array) -> tuple[px.Generator, Array]:
