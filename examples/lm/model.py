@@ -159,7 +159,8 @@ class GPT(nnx.Module):
         """Rows of the embedding, as a product.
 
         The gradient of a lookup adds up rows by atomic operations on a GPU, which wait
-        for one another where a byte is frequent, as the space is.
+        for one another where a byte is frequent, as the space is: on an H200 a step of
+        29M parameters took 63 instead of 21 ms.
         """
         dtype = self.embed.dtype
         table = self.embed.embedding[...].astype(dtype)
