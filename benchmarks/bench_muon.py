@@ -4,8 +4,9 @@
 
 On a CPU the trees have 12 layers of width 256 and 512. On a GPU they are the hidden
 matrices of a 0.5B model and of eight layers of an 8B model. There whole steps are
-timed, many queued as in a training loop, beside AdamW's and with `--torch` torch's;
-errors are those of the first layer.
+timed as in a training loop: many are queued, and each is given the parameters and the
+state of the last, which are donated. AdamW's are timed beside them, and with `--torch`
+torch's; errors are those of the first step and layer.
 
 The first update starts from zero momentum, where both compute the same function:
 the momenta differ by a factor, which the orthogonalisation removes. So one float64
@@ -123,7 +124,7 @@ def step_cases(decoder: Decoder, has_torch: bool) -> Iterator[harness.Case]:
             lambda W, G: -RATE * (np.sign(G) + DECAY * W), params, grads
         )
 
-    def step(tx: Any, grads: Any, state: Any, params: Any) -> Any:
+    def step(tx: Any, grads: Any, params: Any, state: Any) -> Any:
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
@@ -139,8 +140,9 @@ def step_cases(decoder: Decoder, has_torch: bool) -> Iterator[harness.Case]:
             harness.Rival(
                 who,
                 partial(step, tx),
-                (grads, tx.init(params), params),
+                (grads, params, tx.init(params)),
                 lambda x: x[0]["layer_0"],
+                donated=2,
             )
             for who, tx in transformations.items()
         )

@@ -41,6 +41,8 @@ class Rival:
 
     ``outcome`` picks from its result what the oracle predicts. What takes less time
     than starting a program is run several ``times`` by one, whose memory is then told.
+    The last ``donated`` arguments are given up to the call, and its results take their
+    places in the next, as in a training loop.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Rival:
     arguments: tuple[Any, ...]
     outcome: Callable[[Any], Any] = lambda result: result
     times: int = 1
+    donated: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,23 +87,31 @@ class _Entry:
     """A compiled rival, with what compiling it cost."""
 
     rival: Rival
-    arguments: tuple[Any, ...]
+    arguments: list[Any]  # those donated are replaced by results
     compiled: Any
     trace_s: float
     compile_s: float
+
+    def call(self) -> Any:
+        """Its result, which may be what the next call is given."""
+        result = self.compiled(*self.arguments)
+        if self.rival.donated:
+            self.arguments[-self.rival.donated :] = result
+        return result
 
     def sample(self, calls: int = 1) -> float:
         """Milliseconds of one call, of several that are queued."""
         start = time.perf_counter()
         for _ in range(calls):
-            result = self.compiled(*self.arguments)
+            result = self.call()
         jax.block_until_ready(result)
         return 1e3 * (time.perf_counter() - start) / calls / self.rival.times
 
     def outcome(self) -> Any:
-        """What the oracle predicts."""
-        result = self.compiled(*self.arguments)
-        return self.rival.outcome(result[0] if self.rival.times > 1 else result)
+        """What the oracle predicts of the first call."""
+        result = self.call()
+        picked = self.rival.outcome(result[0] if self.rival.times > 1 else result)
+        return jax.device_get(picked)  # before it is donated
 
     def record(self) -> dict[str, Any]:
         """What the compiler says of the program."""
@@ -119,7 +130,7 @@ class _Entry:
 
     def kernels(self) -> dict[str, Any]:
         """What a run is made of on a GPU: launches and milliseconds by kernel."""
-        if jax.default_backend() != "gpu":
+        if jax.default_backend() != "gpu" or self.rival.donated:
             return {}
         from jax.experimental.mosaic.gpu import profiler
 
@@ -236,7 +247,10 @@ def compile_rival(rival: Rival) -> _Entry:
     """Trace and compile, timed apart."""
     start = time.perf_counter()
     function, arguments = _repeated(rival)
-    lowered = jax.jit(function).lower(*arguments)
+    kept = len(arguments) - rival.donated
+    arguments = [*arguments[:kept], *jax.tree.map(jnp.copy, arguments[kept:])]
+    donated = tuple(range(kept, len(arguments)))
+    lowered = jax.jit(function, donate_argnums=donated).lower(*arguments)
     traced = time.perf_counter()
     compiled = lowered.compile()
     seconds = traced - start, time.perf_counter() - traced

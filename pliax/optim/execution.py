@@ -21,14 +21,26 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 from pliax.core.manual_axes import varying_axes
+from pliax.kernels import momentum
 
 from .matrix_axes import MatrixAxes, matrices
+from .momentum import Momentum
 from .newton_schulz import NewtonSchulz, squares
 from .ownership import Local, by_owners
-from .stacks import Stack, apply_to_stacks, cut, grouped, joined, portions
+from .stacks import (
+    Stack,
+    apply_to_stacks,
+    cut,
+    grouped,
+    joined,
+    portions,
+    whole_pieces,
+)
 
 
 EXECUTIONS = ("auto", "per_matrix", "stacked", "owner")
+
+type Given = tuple[Array, Array, MatrixAxes]  # a gradient, its momentum, what they are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +58,49 @@ class Execution:
     owners: tuple[str, ...] | None = None
 
     def __call__(
+        self,
+        gradients: Sequence[Array],
+        momenta: Sequence[Array],
+        axes: Sequence[MatrixAxes],
+        how: NewtonSchulz,
+        rule: Momentum,
+    ) -> tuple[list[Array], list[Array]]:
+        """Each leaf's direction orthogonalised, in the working dtype; the momenta."""
+        results: list[Any] = [None] * len(gradients)
+        buffers = list(results)
+        given = list(zip(gradients, momenta, axes, strict=True))
+        at_once = [i for i, x in enumerate(given) if self._is_one_pass(*x, how)]
+        rest = [i for i in range(len(given)) if i not in set(at_once)]
+        for numbers, run in ((at_once, in_one_pass), (rest, self._in_two)):
+            done = run([given[i] for i in numbers], how, rule)
+            for i, x, buffer in zip(numbers, *done, strict=True):
+                results[i], buffers[i] = x, buffer
+        return results, buffers
+
+    def _is_one_pass(self, G: Array, M: Array, axes: MatrixAxes, how: Any) -> bool:
+        """Whether momentum, rounding and stacking are one kernel."""
+        if self.owners is not None or self._local is not in_stacks:
+            return False
+        recipe = matrices(axes, G.shape)
+        return (
+            recipe.is_stack
+            and how.dtype == jnp.bfloat16
+            and padded_sides(recipe.stack_shape[1:], how) == recipe.stack_shape[1:]
+            and momentum.refused(G, M, recipe.stack_shape[1:]) is None
+        )
+
+    def _in_two(
+        self, given: Sequence[Given], how: NewtonSchulz, rule: Momentum
+    ) -> tuple[list[Array], list[Array]]:
+        """Momentum leaf by leaf, then what it orthogonalises."""
+        buffers, leaves = [], []
+        for G, M, _ in given:
+            buffer, ahead = rule(G, M)
+            buffers.append(buffer)
+            leaves.append(ahead)
+        return self.orthogonalised(leaves, [axes for *_, axes in given], how), buffers
+
+    def orthogonalised(
         self, leaves: Sequence[Array], axes: Sequence[MatrixAxes], how: NewtonSchulz
     ) -> list[Array]:
         """Each leaf orthogonalised, in the working dtype."""
@@ -156,13 +211,48 @@ def in_stacks(stacks: Sequence[Stack], how: NewtonSchulz) -> list[Stack]:
         done = None
         for portion in portions(numbers, [stacks[i].shape for i in numbers]):
             taken = [stacks[i] for i in portion]
-            lengths = [len(x) for x in taken]
+            lengths, sides = [len(x) for x in taken], taken[0].shape[1:]
             sums = [squares(x) for x in taken]
             # Made by then, so that each reads its gradient and momentum once.
             taken, sums, done = lax.optimization_barrier((taken, sums, done))
             norms = cut(how.norms(jnp.concatenate(sums)), lengths)
-            done = how.iterate(joined(list(map(how.normalised, taken, norms))))
-            parts = cut(done, lengths)
+            normalised = list(map(how.normalised, taken, norms))
+            done = how.iterate(joined(normalised, padded_sides(sides, how)))
+            parts = cut(done, lengths, *sides)
             for i, part in zip(portion, parts, strict=True):
                 results[i] = part
     return results
+
+
+def in_one_pass(
+    given: Sequence[Given], how: NewtonSchulz, rule: Momentum
+) -> tuple[list[Array], list[Array]]:
+    """The same, where one kernel makes of gradients and momenta what is stacked."""
+    recipes = [matrices(axes, G.shape) for G, _, axes in given]
+    shapes = [recipe.stack_shape for recipe in recipes]
+    results: list[Any] = [None] * len(given)
+    buffers = list(results)
+    for numbers in grouped(shape[1:] for shape in shapes):
+        done, sides = None, shapes[numbers[0]][1:]
+        factors = rule.factors(jnp.float32)
+        for portion in portions(numbers, [shapes[i] for i in numbers]):
+            # Not before the last portion's steps are done, whose stack it may take.
+            factors, done = lax.optimization_barrier((factors, done))
+            gradients, momenta = (
+                [given[i][which].reshape(shapes[i]) for i in portion]
+                for which in range(2)
+            )
+            static = momentum.Static(sides, rule.nesterov)
+            made = momentum.look_ahead(static, factors, gradients, momenta)
+            kept, X, sums = made
+            done = how.iterate(how.normalised(X, how.norms(sums[:, None])))
+            parts = cut(done, [shapes[i][0] for i in portion])
+            for i, part, buffer in zip(portion, parts, kept, strict=True):
+                results[i] = recipes[i].put_together([part])
+                buffers[i] = buffer.reshape(given[i][1].shape)
+    return results, buffers
+
+
+def padded_sides(sides: tuple[int, ...], how: NewtonSchulz) -> tuple[int, ...]:
+    """Of matrices in a stack, filled with zeros where products gain by that."""
+    return tuple(map(whole_pieces, sides)) if how.bears_zeros else sides

@@ -154,6 +154,16 @@ class Matrices:
     def _side(self, number: int) -> int:
         return math.prod(self.shape[axis] for axis in self.sides[number])
 
+    @property
+    def is_stack(self) -> bool:
+        """Whether the leaf is one stack as it lies."""
+        return len(self.parts) == 1 and self._order == tuple(range(len(self.shape)))
+
+    @property
+    def stack_shape(self) -> tuple[int, int, int]:
+        """Of a leaf that is one stack."""
+        return self.count, self._side(0), self._side(1)
+
     def taken_apart(self, leaf: Array) -> list[Float[Array, "L M N"]]:
         """A stack for each part."""
         ordered = jnp.transpose(leaf, self._order)

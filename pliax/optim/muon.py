@@ -25,6 +25,7 @@ from jaxtyping import Array, ArrayLike, Int32
 from .coefficients import COEFFICIENTS
 from .execution import choose_execution
 from .matrix_axes import MatrixAxes, axes_of, layout_axes, matrices
+from .momentum import Momentum, widen
 from .newton_schulz import EPSILON, STEPS, choose_iteration
 
 
@@ -214,7 +215,7 @@ def scale_by_muon(
         ns_coefficients, ns_steps, eps, method=ns_method, dtype=ns_dtype
     )
     ratio, default = shape_ratio(adjust_lr_fn), layout_axes(layout)
-    run = choose_execution(execution, mesh, axis)
+    run, rule = choose_execution(execution, mesh, axis), Momentum(momentum, nesterov)
 
     def init(params: Any) -> MuonState:
         _axes_of_leaves(axes, default, params, "")
@@ -225,22 +226,14 @@ def scale_by_muon(
         found = _axes_of_leaves(
             axes, default, updates, "Param gradient must be a 2D matrix: "
         )
-        buffers = jax.tree.map(
-            lambda G, M: _lerp(G, M, momentum).astype(M.dtype), updates, state.momentum
-        )
-        ahead = jax.tree.map(
-            lambda G, M: _lerp(G, M, momentum) if nesterov else M, updates, buffers
-        )
         gradients, structure = jax.tree.flatten(updates)
+        momenta = structure.flatten_up_to(state.momentum)
+        orthogonal, buffers = run(gradients, momenta, found, iteration, rule)
         directions = [
             _scaled(X, G, matrices(a, G.shape).factors(ratio))
-            for X, G, a in zip(
-                run(jax.tree.leaves(ahead), found, iteration),
-                gradients,
-                found,
-                strict=True,
-            )
+            for X, G, a in zip(orthogonal, gradients, found, strict=True)
         ]
+        buffers = jax.tree.structure(state.momentum).unflatten(buffers)
         return structure.unflatten(directions), MuonState(buffers)
 
     return optax.GradientTransformation(init, update)
@@ -248,7 +241,7 @@ def scale_by_muon(
 
 def _scaled(X: Array, G: Array, factor: Any) -> Array:
     """An orthogonalised matrix times the factor of its shape, in the dtype of G."""
-    X = _widen(X, G)
+    X = widen(X, G)
     return (jnp.asarray(factor, X.dtype) * X).astype(G.dtype)
 
 
@@ -275,7 +268,7 @@ def _descend(
             rate = learning_rate(state.count)
 
         def step(U: Array, W: Array) -> Array:
-            total = _widen(U, U)
+            total = widen(U, U)
             if decays:
                 total += _scalar(weight_decay, total) * W.astype(total.dtype)
             return (-_scalar(rate, total) * total).astype(U.dtype)
@@ -288,18 +281,6 @@ def _descend(
         return StepState(jnp.zeros((), jnp.int32))
 
     return optax.GradientTransformation(init, update)
-
-
-def _lerp(G: Array, M: Array, momentum: Any) -> Array:
-    """``(1 - momentum) G + momentum M`` in the gradient's dtype, rounded once."""
-    wide = _widen(G, G)
-    fresh, kept = _scalar(1 - momentum, wide), _scalar(momentum, wide)
-    return (fresh * wide + kept * M.astype(wide.dtype)).astype(G.dtype)
-
-
-def _widen(X: Array, G: Array) -> Array:
-    """X in float32, or in float64 where G is."""
-    return X.astype(jnp.float64 if G.dtype == jnp.float64 else jnp.float32)
 
 
 def _scalar(value: ArrayLike, like: Array) -> Array:

@@ -82,6 +82,11 @@ class NewtonSchulz:
             return self.method(X.mT, self).mT
         return self.method(X, self)
 
+    @property
+    def bears_zeros(self) -> bool:
+        """Whether rows and columns of zeros stay so, and change nothing else."""
+        return isinstance(self.method, str)
+
     def round(self, X: Array) -> Array:
         """Round to the working dtype for certain."""
         return rounded(X, self.dtype)

@@ -73,6 +73,24 @@ def test_what_is_repeated_runs_so_often_and_gives_one_result(times, tmp_path):
     assert row["max_error"] == 0 and len(ran) == 3 * times
 
 
+def test_what_is_donated_is_the_result_of_the_call_before(tmp_path):
+    seen = []
+
+    def function(step, x):
+        jax.debug.callback(lambda x: seen.append(float(x)), x)
+        return (x + step,)
+
+    start = jnp.float32(0)
+    arguments = (jnp.float32(2), start)
+    rival = harness.Rival("loop", function, arguments, lambda x: x[0], donated=1)
+    case = harness.Case("c", lambda: np.float64(2), (rival,))
+    output = tmp_path / "record.json"
+    (row,) = harness.run([case], samples=2, calls=3, output=output)["rows"]
+    jax.effects_barrier()
+    assert row["max_error"] == 0 and start == 0
+    assert sorted(seen) == [2.0 * i for i in range(1 + 1 + 2 * 3)]
+
+
 def test_kernels_are_summed_by_name():
     timings = [("add_1", 1.0), ("mul_2", 4.0), ("add_12", 2.0)]
     summary = harness.kernel_summary(timings, times=2)

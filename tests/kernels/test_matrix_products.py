@@ -110,22 +110,28 @@ def test_a_fused_product_with_an_addend_is_as_exact_as_the_formula(
     assert_error_rule(actual, wanted(A, B, C), in_float64(wanted, A, B, C))
 
 
-@pytest.mark.parametrize("rows", [128, 256, 192])
-@pytest.mark.parametrize("is_left", [True, False])
-@pytest.mark.parametrize("options", [{}, FUSED])
-def test_a_factor_may_be_the_addend(rows, is_left, options):
-    P = (normal(0, (3, rows, rows)) / rows**0.5).astype(BF16)
-    X = normal(1, (3, 256, rows) if is_left else (3, rows, 256), BF16)
-    pair = (X, P) if is_left else (P, X)
-    add = partial(add_matmul, *pair, alpha=0.5, beta=3.4445, **options)
-    np.testing.assert_array_equal(add(X), add(jnp.copy(X)))
+@pytest.mark.parametrize("sizes", [(5, 128, 256), (9, 128, 128), (1, 72, 200)])
+@pytest.mark.parametrize("transposed", [None, "left", "right"])
+@pytest.mark.parametrize("has_addend", [True, False])
+def test_the_last_round_in_quarters_is_exact(sizes, transposed, has_addend):
+    L, M, N = sizes
+    K, kind = 72, Kind(False, transposed)
+    A = normal(0, (L, K, M) if transposed == "left" else (L, M, K), BF16)
+    B = normal(1, (L, N, K) if transposed == "right" else (L, K, N), BF16)
+    C = normal(2, (L, M, N), BF16) if has_addend else None
+    in_pairs = N % (2 * schedules.TILE) == 0
+    width, blocks = (2, 4) if in_pairs else (1, 8)
+    schedule = schedules.rectangle(L, M, N, width=width * schedules.TILE, blocks=blocks)
+    assert schedule.quarters
+    factors = jnp.tile(jnp.array([2.0, 3.0, 0.0]), (L, 1))
+    actual = mosaic_gpu.add_product(A, B, C, factors, kind=kind, interpret=True)
 
+    def wanted(*arrays):
+        AB = 2 * jnp.matmul(*kind.factors(*arrays[:2]))
+        return AB + 3 * arrays[2] if arrays[2:] else AB
 
-def test_the_square_of_a_symmetric_matrix_and_itself():
-    X = (normal(0, (2, 256, 64)) / 8).astype(BF16)
-    A = symmetric_matmul(X, **FUSED)
-    add = partial(add_matmul, alpha=2.0, beta=-4.8, commute=True, **FUSED)
-    np.testing.assert_array_equal(add(A, A, A), add(A, A, jnp.copy(A)))
+    arrays = (A, B) if C is None else (A, B, C)
+    assert_error_rule(actual, wanted(*arrays), in_float64(wanted, *arrays))
 
 
 def test_gradients_of_a_factor_that_is_the_addend():
@@ -322,22 +328,22 @@ def test_factors_may_be_traced():
 
 
 def work(schedule):
-    """Matrix, tile and half of everything the thread blocks make, as the kernel does."""
+    """Matrix, tile, quarter of everything the thread blocks make, as the kernel does."""
     made = []
     for block in range(schedule.blocks):
         shares = [
             max(0, -(-(n - block) // schedule.blocks))
-            for n in (schedule.whole, schedule.halves)
+            for n in (schedule.whole, schedule.quarters)
         ]
         made += [
-            (*divmod(block + n * schedule.blocks, schedule.tiles), half)
+            (*divmod(block + n * schedule.blocks, schedule.tiles), quarter)
             for n in range(shares[0])
-            for half in (0, 1)
+            for quarter in range(4)
         ]
         for n in range(shares[1]):
             unit = block + n * schedule.blocks
-            tile = schedule.whole + unit // 2
-            made.append((*divmod(tile, schedule.tiles), unit % 2))
+            tile = schedule.whole + unit // 4
+            made.append((*divmod(tile, schedule.tiles), unit % 4))
     return made
 
 
@@ -358,21 +364,19 @@ def test_every_tile_is_made_once(matrices, rows, columns, blocks, is_symmetric):
     order = [tuple(x) for x in schedule.order.tolist()]
     assert len(order) == len(wanted) and set(order) == wanted
     made = work(schedule)
-    assert len(made) == len(set(made)) == 2 * matrices * schedule.tiles
+    assert len(made) == len(set(made)) == 4 * matrices * schedule.tiles
     busiest = matrices * schedule.tiles / blocks
     assert busiest <= schedule.rounds < busiest + 1
 
 
-SHAPES = [(24, 896, 4864), (17, 512, 512), (1, 192, 64)]
+SHAPES = [(24, 896, 4864), (17, 512, 512), (1, 192, 64), (30, 512, 1376)]
 
 
 KINDS = [
     Kind(True, "right", True),
     Kind(True, "left"),
     Kind(True),
-    Kind(True, addend="left"),
     Kind(False),
-    Kind(False, addend="right"),
 ]
 
 
@@ -385,7 +389,6 @@ def test_all_kinds_are_compiled_for_a_gpu(kind, sizes):
     if not kind.is_symmetric:
         given = [(L, M, M), (L, M, K), (L, M, K)]
     arrays: list[Any] = [jax.ShapeDtypeStruct(x, BF16) for x in given]
-    arrays = [*arrays[:2], None] if kind.addend else arrays
     run = partial(mosaic_gpu.add_product, kind=kind, interpret=False)
     factors = jax.ShapeDtypeStruct((L, 3), jnp.float32)
     lowered = jax.jit(run).trace(*arrays, factors).lower(lowering_platforms=("cuda",))
@@ -402,9 +405,10 @@ def hopper(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda *_: 1)
 
 
-def chosen(shape, dtype=BF16):
+def chosen(shape, dtype=BF16, has_addend=False):
     X = jax.ShapeDtypeStruct(shape, dtype)
-    arguments = Arguments((X, X, None), (), Kind(True, "right"), {})
+    C = X if has_addend else None
+    arguments = Arguments((X, X, C), (), Kind(True, "right"), {})
     return choose("it", backends.BACKENDS, arguments, None).name
 
 
@@ -413,7 +417,11 @@ def test_the_fused_kernel_is_the_default_where_it_gains():
     assert chosen((24, 896, 4864)) == chosen((4096, 4096)) == "mosaic_gpu"
     assert chosen((896, 896)) == "xla"  # too few tiles
     assert chosen((24, 896, 128)) == chosen((24, 128, 896)) == "xla"
-    assert chosen((24, 900, 4864)) == "xla"
+    assert chosen((24, 1216, 4864)) == chosen((24, 896, 832)) == "mosaic_gpu"
+    assert chosen((24, 896, 1376)) == chosen((24, 900, 4864)) == "xla"
+    assert chosen((24, 576, 4864)) == "xla"  # a fifth of the tiles is beyond it
+    assert chosen((20, 512, 512)) == "xla"
+    assert chosen((20, 512, 512), has_addend=True) == "mosaic_gpu"
     assert chosen((24, 896, 4864), jnp.float32) == "xla"
 
 

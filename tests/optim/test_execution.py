@@ -17,6 +17,7 @@ from helpers import equations
 from hypothesis import given, settings, strategies as st
 
 import pliax as px
+from pliax.kernels.momentum import api as momentum_api
 from pliax.optim import stacks
 
 
@@ -102,11 +103,66 @@ def test_stacked_is_per_matrix(shapes, method):
     assert_same(stacked, single, error=1e-3)
 
 
+@pytest.mark.parametrize("method", ["standard", "gram"])
+@pytest.mark.parametrize("shape", [(2, 24, 1000), (1, 1000, 24), (1, 24, 600)])
+def test_sides_filled_with_zeros_to_whole_pieces_are_cut_off(shape, method):
+    params = {"a": array(0, *shape), "b": array(1, *shape)}
+    options = {"axes": MatrixAxes(2, 1, 0), "ns_method": method, "ns_dtype": "float32"}
+    stacked = px.optim.muon(RATE, execution="stacked", **options)
+    made = equations(stacked.update, params, stacked.init(params), params)
+    widths = {max(x.outvars[0].aval.shape, default=0) for x in made}
+    assert (1024 in widths) == (1000 in shape)
+    single = run(px.optim.muon(RATE, execution="per_matrix", **options), params)
+    assert_same(run(stacked, params), single, error=1e-3)
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("method", ["standard", "gram"])
+def test_momentum_in_one_pass_does_what_two_do(monkeypatch, nesterov, method):
+    """The formula of the pass, which a CPU runs in place of the kernel."""
+    params = {
+        **{f"w{i}": array(i, 64, 96) for i in range(5)},
+        "scanned": array(7, 3, 64, 96),
+        "experts": array(8, 64, 96, 2),  # no stack as it lies
+        "tall": array(9, 128, 32),
+        "odd": array(10, 7, 9),
+    }
+    batch = {"scanned": MatrixAxes(2, 1, 0), "experts": MatrixAxes(1, 0, 2)}
+    axes = {**dict.fromkeys(params), **batch}
+    options = {"nesterov": nesterov, "ns_method": method, "axes": axes}
+    tx = px.optim.muon(RATE, execution="stacked", **options)
+
+    def passes():
+        made = equations(lambda *x: tx.update(*x), params, tx.init(params), params)
+        return sum(x.primitive.name == "custom_vmap_call" for x in made)
+
+    assert passes() == 0
+    wanted = run(tx, params, steps=2)
+    monkeypatch.setattr(momentum_api, "refused_device", lambda: None)
+    monkeypatch.setattr(jax, "device_count", lambda *_: 1)
+    monkeypatch.setattr(stacks, "_ENOUGH", 4 * 64 * 64)
+    assert passes() == 2 * (2 + 1)  # two portions and what is tall, each by a kernel
+    assert_same(run(tx, params, steps=2), wanted, error=1e-2)
+
+
+def test_a_method_of_the_user_meets_the_sides_of_the_leaves():
+    met = []
+
+    def method(X, iteration):
+        met.append(X.shape)
+        return X
+
+    tx = px.optim.muon(RATE, execution="stacked", ns_method=method)
+    params = {"a": array(0, 24, 1000), "b": array(1, 1000, 24)}
+    tx.update(params, tx.init(params), params)
+    assert {shape[-2:] for shape in met} == {(24, 1000)}
+
+
 def test_one_product_serves_all_matrices_of_a_shape():
     def products(execution):
         tx, params = px.optim.muon(RATE, execution=execution), gpt(layers=3)
         made = equations(tx.update, params, tx.init(params), params)
-        return [x.primitive.name for x in made].count("dot_general")
+        return sum(x.params.get("name") in ("_gram", "_added") for x in made)
 
     assert products("per_matrix") == 9 * 3
     assert products("stacked") == 3 * 3

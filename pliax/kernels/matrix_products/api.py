@@ -46,8 +46,8 @@ def symmetric_matmul(
         implementation: "xla" (the full product, on any platform) or "mosaic_gpu" (half
             of the tiles, for Hopper GPUs, bfloat16 and float16). None takes the fused
             kernel where there is one such GPU and the matrices gain by it: rows and
-            depth of at least 512, multiples of 128, and enough of them to fill the
-            device; else "xla". A name never falls back.
+            depth of at least 512, multiples of 64 that fill tiles of 128 to 90%, and
+            enough of them to fill the device; else "xla". A name never falls back.
         kernel_options: For "mosaic_gpu": `interpret`, 1 to run the kernel in JAX's
             interpreter, on any device, slowly.
 
@@ -77,7 +77,8 @@ def symmetric_matmul(
     kind = Kind(
         is_symmetric=True,
         transposed="left" if transpose else "right",
-        has_shift=not _is_zero(gamma),
+        has_shift=not _is(gamma, 0),
+        has_scale=not _is(alpha, 1),
     )
     if C is not None:
         C = _addend(operation, C, X, kind.sizes(X, X)[0])
@@ -112,16 +113,18 @@ def add_matmul(
 
     XLA leaves the sum to a second kernel: on an H200 72 products of (896, 896) with
     (896, 4864) take 1.62 ms so, and 0.86 ms here. If A and B are symmetric and
-    `commute`, so is A B, of which one side of the diagonal is made then. If C is A or
-    B itself it is taken from what the product reads. Other options are those of
-    `symmetric_matmul`.
+    `commute`, so is A B, of which one side of the diagonal is made then. Other options
+    are those of `symmetric_matmul`.
     """
     operation = "add_matmul"
     factors = (("alpha", alpha), ("beta", beta), ("gamma", gamma))
     factors = tuple(_factor(operation, name, x, A) for name, x in factors)
     options = integer_options(operation, kernel_options)
-    addend = None if C is None else "left" if C is A else "right" if C is B else None
-    kind = Kind(commute, has_shift=not _is_zero(gamma), addend=addend)
+    kind = Kind(
+        commute,
+        has_shift=not _is(gamma, 0),
+        has_scale=not _is(alpha, 1),
+    )
     backend = choose(
         operation,
         BACKENDS,
@@ -129,7 +132,7 @@ def add_matmul(
         implementation,
     )
     static = Static(backend, kind, precision, tuple(sorted(options.items())))
-    return derivatives.added(static, A, B, None if addend else C, factors)
+    return derivatives.added(static, A, B, C, factors)
 
 
 # --- boundary -------------------------------------------------------------------------
@@ -161,8 +164,8 @@ def _addend(operation: str, C: Any, X: Array, rows: int) -> Array:
     return C
 
 
-def _is_zero(factor: Any) -> bool:
-    return isinstance(factor, int | float) and factor == 0
+def _is(factor: Any, number: int) -> bool:
+    return isinstance(factor, int | float) and factor == number
 
 
 def _described(x: Any) -> str:

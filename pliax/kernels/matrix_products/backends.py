@@ -18,9 +18,11 @@ from . import schedules, xla
 
 
 # Of the time a full product takes: a round of the kernel takes up to a tenth longer
-# than one of the library's, which has larger tiles.
-_WORTHWHILE = 0.8
+# than one of the library's, which has larger tiles. With an addend XLA's second kernel
+# takes as long again.
+_WORTHWHILE, _WITH_ADDEND = 0.8, 1.0
 _SMALLEST = 512  # rows, columns and depth: smaller ones were not faster
+_FILLED = 0.9  # of the tiles: what lies beyond a matrix is computed, too
 
 
 @dataclass(frozen=True)
@@ -30,23 +32,19 @@ class Kind:
     Attributes:
         is_symmetric: Whether one side of its diagonal says it all.
         transposed: Which factors are given as their transposes: "left", "right", none.
+        has_scale: Whether the product has a factor.
         has_shift: Whether something is added to the diagonal.
-        addend: Which factor is C, too: "left", "right", none.
     """
 
     is_symmetric: bool
     transposed: str | None = None
     has_shift: bool = False
-    addend: str | None = None
+    has_scale: bool = True
 
     def factors(self, A: Array, B: Array) -> tuple[Array, Array]:
         """What is multiplied, of what is given."""
         left = A.mT if self.transposed == "left" else A
         return left, B.mT if self.transposed == "right" else B
-
-    def added(self, A: Any, B: Any, C: Any) -> Any:
-        """C, which is not given twice."""
-        return {"left": A, "right": B}.get(self.addend or "", C)
 
     def sizes(self, A: Any, B: Any) -> tuple[int, int, int]:
         """Rows, columns and depth of the product."""
@@ -72,8 +70,9 @@ type Factors = tuple[Array, Array, Array]  # alpha, beta, gamma: of each matrix
 def _run_xla(
     A: Array, B: Array, C: Any, factors: Factors, *, kind: Kind, precision: Any
 ) -> Array:
+    if C is None and not (kind.has_scale or kind.has_shift):
+        return xla.rounded_product(*kind.factors(A, B), precision=precision)
     AB = xla.product(*kind.factors(A, B), precision=precision)
-    C = kind.added(A, B, C)
     return xla.scaled_sum(AB, C, factors, A.dtype, has_shift=kind.has_shift)
 
 
@@ -153,22 +152,26 @@ def _refused_unless_named(arguments: Arguments) -> str | None:
     """Where the fused kernel is not the default, though it runs."""
     if (reason := _refused_by_mosaic_gpu(arguments)) is not None:
         return reason
-    A, B, _ = arguments.arrays
+    A, B, C = arguments.arrays
     given = jax.tree.leaves((arguments.arrays, arguments.factors))
     is_explicit = any(jax.typeof(x).sharding.mesh.explicit_axes for x in given)
     if jax.device_count() > 1 or varying_axes(given) or is_explicit:
         return "XLA cannot partition a kernel among several devices"
     rows, columns, _ = sizes = arguments.kind.sizes(A, B)
     stack = A.shape[:-2]
-    if min(sizes) < _SMALLEST or any(n % schedules.TILE for n in sizes):
+    if min(sizes) < _SMALLEST or any(n % schedules.HALF for n in sizes):
         return "smaller products, and those of odd sizes, gain nothing"
-    tiles = math.prod(stack) * (rows // schedules.TILE) * (columns // schedules.TILE)
+    across, down = (-(-n // schedules.TILE) for n in (rows, columns))
+    if rows * columns < _FILLED * across * down * schedules.TILE**2:
+        return "its tiles would reach too far beyond the matrices"
+    tiles = math.prod(stack) * across * down
     if tiles < schedules.MULTIPROCESSORS:
         return "so few tiles leave a part of the device without work"
     if not arguments.kind.is_symmetric:
         return None
     schedule = schedules.triangle(math.prod(stack), rows)
-    if schedule.rounds > _WORTHWHILE * tiles / schedule.blocks:
+    share = _WORTHWHILE if C is None else _WITH_ADDEND
+    if schedule.rounds > share * tiles / schedule.blocks:
         return "half of so few tiles takes the device as long as all"
     return None
 

@@ -14,7 +14,7 @@ References:
     Thakkar et al., "CUTLASS", 2023, the ping-pong schedule for Hopper.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -53,11 +53,9 @@ def add_product(
     A or B is given as its transpose if the kind says so.
     """
     rows, columns, _ = kind.sizes(A, B)
-    if kind.addend and (rows % TILE or columns % TILE):
-        C, kind = kind.added(A, B, C), replace(kind, addend=None)
     A, B, C = _padded(A), _padded(B), None if C is None else _padded(C)
     L, (M, N, K) = len(A), kind.sizes(A, B)
-    blocks = 4 if interpret else MULTIPROCESSORS  # which it runs one after another
+    blocks = 8 if interpret else MULTIPROCESSORS  # which it runs one after another
     schedule, in_pairs = triangle(L, M, blocks), False
     if not kind.is_symmetric:
         schedule = rectangle(L, M, N, blocks=blocks)
@@ -69,7 +67,7 @@ def add_product(
 
 
 def _padded(X: Array) -> Array:
-    """Filled with zeros up to whole swizzled rows, which TMA asks for."""
+    """Filled with zeros up to whole swizzled rows, which Mosaic asks for."""
     widths = [(0, 0), *((0, -n % DEPTH) for n in X.shape[1:])]
     return jnp.pad(X, widths) if any(w for _, w in widths) else X
 
@@ -157,9 +155,9 @@ class _ThreadBlock:
         def _() -> None:
             plgpu.set_max_registers(REGISTERS[1], action="decrease")
             whole, total = self.counts
-            pl.loop(i32(0), whole)(partial(self.move, rows=TILE))
-            if self.kernel.schedule.halves:
-                pl.loop(whole, total)(partial(self.move, rows=HALF))
+            pl.loop(i32(0), whole)(partial(self.move, side=TILE))
+            if self.kernel.schedule.quarters:
+                pl.loop(whole, total)(partial(self.move, side=HALF))
             pieces = total * self.kernel.steps
 
             @pl.loop(jnp.maximum(pieces - STAGES, 0), pieces)
@@ -171,43 +169,46 @@ class _ThreadBlock:
             plgpu.set_max_registers(REGISTERS[0], action="increase")
             whole, total = self.counts
             self.make_mine(group, i32(0), whole, TILE)
-            if self.kernel.schedule.halves:
+            if self.kernel.schedule.quarters:
                 self.make_mine(group, whole, total, HALF)
             plgpu.wait_smem_to_gmem(0)
 
     @property
     def counts(self) -> tuple[Any, Any]:
-        """How many whole tiles this thread block makes, and how many with halves."""
+        """How many whole tiles this thread block makes, and how many with quarters."""
         schedule, block = self.kernel.schedule, lax.axis_index("blocks")
 
         def share(n: int) -> Any:
             return lax.div(n - block + schedule.blocks - 1, i32(schedule.blocks))
 
         whole = share(schedule.whole)
-        return whole, whole + share(schedule.halves)
+        return whole, whole + share(schedule.quarters)
 
-    def place(self, n: Any, rows: int) -> tuple[Any, Any, Any]:
-        """Matrix, first row and first column of the n-th piece of work."""
-        schedule, offset = self.kernel.schedule, i32(0)
+    def place(self, n: Any, side: int) -> tuple[Any, Any, Any]:
+        """Matrix, first row and first column of the n-th tile or quarter."""
+        schedule, below, beside = self.kernel.schedule, i32(0), i32(0)
         tile = lax.axis_index("blocks") + n * schedule.blocks
-        if rows == HALF:
-            half = tile - self.counts[0] * schedule.blocks
-            tile = schedule.whole + lax.div(half, i32(2))
-            offset = lax.rem(half, i32(2)) * HALF
+        if side == HALF:
+            quarter = tile - self.counts[0] * schedule.blocks
+            tile = schedule.whole + lax.div(quarter, i32(4))
+            quarter = lax.rem(quarter, i32(4))
+            below, beside = (f(quarter, i32(2)) * HALF for f in (lax.div, lax.rem))
         matrix, at = (f(tile, i32(schedule.tiles)) for f in (lax.div, lax.rem))
-        row, column = (self.arrays["order"][2 * at + side] for side in range(2))
+        row, column = (self.arrays["order"][2 * at + i] for i in range(2))
         if self.kernel.in_pairs:
             column = 2 * column + lax.axis_index("pair")
-        return matrix, row * TILE + offset, column * TILE
+        return matrix, row * TILE + below, column * TILE + beside
 
     # --- the warpgroup that moves pieces ---
 
-    def move(self, n: Any, rows: int) -> None:
-        matrix, row, column = self.place(n, rows)
+    def move(self, n: Any, side: int) -> None:
+        matrix, row, column = self.place(n, side)
         scratch, left, right = self.scratch, self.arrays["A"], self.arrays["B"]
         sharing = "pair" if self.kernel.in_pairs else None
-        if self.kernel.kind.transposed == "left":
-            rows = TILE  # half of its columns would not lie together
+        # Half of the columns of what is not transposed would not lie together.
+        transposed = self.kernel.kind.transposed
+        rows = TILE if transposed == "left" else side
+        columns = side if transposed == "right" else TILE
 
         @pl.loop(i32(0), i32(self.kernel.steps))
         def _(step: Any) -> None:
@@ -221,58 +222,49 @@ class _ThreadBlock:
                 left.at[(matrix, *at)], scratch.left.at[(stage, *to)], here,
                 collective_axes=sharing,
             )  # fmt: skip
-            at = self.turned("right", deep, pl.ds(column, TILE))
+            at = self.turned("right", deep, pl.ds(column, columns))
+            to = self.turned("right", slice(None), pl.ds(0, columns))
             plgpu.copy_gmem_to_smem(
-                right.at[(matrix, *at)], scratch.right.at[stage], here
+                right.at[(matrix, *at)], scratch.right.at[(stage, *to)], here
             )
 
-    def turned(self, side: str, *place: Any) -> tuple[Any, ...]:
+    def turned(self, factor: str, *place: Any) -> tuple[Any, ...]:
         """A place in one of the factors, of which the transpose may be given."""
-        return place[::-1] if self.kernel.kind.transposed == side else place
+        return place[::-1] if self.kernel.kind.transposed == factor else place
 
     # --- the warpgroups that make tiles ---
 
-    def make_mine(self, group: Any, start: Any, stop: Any, rows: int) -> None:
+    def make_mine(self, group: Any, start: Any, stop: Any, side: int) -> None:
         """Every other tile."""
         first = start + lax.rem(start + group, i32(MAKERS))
         count = lax.div(stop - first + MAKERS - 1, i32(MAKERS))
 
         @pl.loop(i32(0), count)
         def _(n: Any) -> None:
-            self.make(group, first + n * MAKERS, rows)
+            self.make(group, first + n * MAKERS, side)
 
-    def make(self, group: Any, n: Any, rows: int) -> None:
-        place, panels = self.place(n, rows), self.panels(group, rows)
+    def make(self, group: Any, n: Any, side: int) -> None:
+        place, panels = self.place(n, side), self.panels(group, side)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the last tile has gone
         self.await_addend(group, *place, panels, start=True)
-        x, read = pl.run_scoped(
-            partial(self.multiply, group, n, place, rows),
-            plgpu.ACC((rows, TILE), jnp.float32),
+        x = pl.run_scoped(
+            partial(self.multiply, group, n, side), plgpu.ACC((side, side), jnp.float32)
         )
         alpha, beta, gamma = (self.arrays["factors"][place[0], i] for i in range(3))
         x = x * alpha
         if self.kernel.kind.has_shift:
             x = jnp.where(_on_diagonal(x.shape, *place[1:]), x + gamma, x)
-        height = HALF if self.kernel.kind.addend == "right" else rows
-        parts = [
-            [x[r : r + height, p : p + HALF] for p in range(0, TILE, HALF)]
-            for r in range(0, rows, height)
-        ]
+        parts = [x[:, p : p + HALF] for p in range(0, side, HALF)]
         if "C" in self.arrays:
             self.await_addend(group, *place, panels, start=False)
-            read = [[panel[...] for panel in panels]]
-        if read:
-            parts = [
-                [x + beta * c.astype(jnp.float32) for x, c in zip(*pair, strict=True)]
-                for pair in zip(parts, read, strict=True)
-            ]
-        parts = [[x.astype(self.kernel.dtype) for x in row] for row in parts]
-        self.store(group, *place, rows, parts)
+            given = [panel[...].astype(jnp.float32) for panel in panels]
+            parts = [x + beta * c for x, c in zip(parts, given, strict=True)]
+        self.store(*place, panels, [x.astype(self.kernel.dtype) for x in parts])
 
-    def panels(self, group: Any, rows: int) -> list[Any]:
-        """A maker's tile in shared memory: 64 columns each."""
+    def panels(self, group: Any, side: int) -> list[Any]:
+        """A maker's tile or quarter in shared memory: 64 columns each."""
         tiles = self.scratch.tiles
-        return [tiles.at[group, p, pl.ds(0, rows)] for p in range(TILE // HALF)]
+        return [tiles.at[group, p, pl.ds(0, side)] for p in range(side // HALF)]
 
     def await_addend(
         self, group: Any, matrix: Any, row: Any, column: Any, panels: Any, start: bool
@@ -284,81 +276,57 @@ class _ThreadBlock:
         if not start:
             plgpu.barrier_wait(here)
             return
-        for source, panel in zip(
-            _columns(self.arrays["C"].at[matrix], row, column, panels),
-            panels,
-            strict=True,
-        ):
+        sources = _columns(self.arrays["C"].at[matrix], row, column, panels)
+        copies = zip(sources, panels, strict=True)
+        if len(panels) == 1:  # the barrier waits for two copies
+            halves = [pl.ds(0, HALF // 2), pl.ds(HALF // 2, HALF // 2)]
+            copies = [(sources[0].at[x], panels[0].at[x]) for x in halves]
+        for source, panel in copies:
             plgpu.copy_gmem_to_smem(source, panel, here)
 
-    def multiply(
-        self, group: Any, n: Any, place: Any, rows: int, acc: Any
-    ) -> tuple[Any, list[list[Any]]]:
-        """The sum of all pieces, in float32, and the addend where it is among them."""
-        steps, read = i32(self.kernel.steps), []
-        step = partial(self.multiply_piece, group, n, rows, acc)
-        match self.kernel.kind.addend:
-            case "left":  # its columns are pieces
-                first, count = lax.div(place[2], i32(DEPTH)), TILE // DEPTH
-                pl.loop(i32(0), first)(step)
-                read = [[step(first + i, reads="left") for i in range(count)]]
-                pl.loop(first + count, steps)(step)
-            case "right":  # its rows are
-                first, count = lax.div(place[1], i32(DEPTH)), rows // DEPTH
-                pl.loop(i32(0), first)(step)
-                found = [step(first + i, reads="right") for i in range(count)]
-                read = [
-                    [x[:, p : p + HALF] for p in range(0, TILE, HALF)] for x in found
-                ]
-                pl.loop(first + count, steps)(step)
-            case _:
-                pl.loop(i32(0), steps)(step)
+    def multiply(self, group: Any, n: Any, side: int, acc: Any) -> Any:
+        """The sum of all pieces, in float32."""
+        steps = i32(self.kernel.steps)
+        pl.loop(i32(0), steps)(partial(self.multiply_piece, group, n, side, acc))
         plgpu.wgmma_wait(0)
         self.release((n + 1) * steps - 1)
-        return acc[...], read
+        return acc[...]
 
     def multiply_piece(
-        self, group: Any, n: Any, rows: int, acc: Any, step: Any, reads: str = ""
-    ) -> Any:
-        """Adds the product of two pieces, of which one may be what is read."""
+        self, group: Any, n: Any, side: int, acc: Any, step: Any
+    ) -> None:
+        """Adds the product of two pieces."""
         scratch, kind = self.scratch, self.kernel.kind
         piece = n * self.kernel.steps + step
         stage = _stage(piece)
         plgpu.barrier_wait(scratch.here.at[group * STAGES + stage])
-        at = self.turned("left", pl.ds(0, rows), slice(None))
+        at = {
+            "left": self.turned("left", pl.ds(0, side), slice(None)),
+            "right": self.turned("right", slice(None), pl.ds(0, side)),
+        }
         pieces = {
-            "left": scratch.left.at[(stage, *at)],
-            "right": scratch.right.at[stage],
+            "left": scratch.left.at[(stage, *at["left"])],
+            "right": scratch.right.at[(stage, *at["right"])],
         }
         factors = [
-            x.transpose((1, 0)) if kind.transposed == side else x
-            for side, x in pieces.items()
+            x.transpose((1, 0)) if kind.transposed == factor else x
+            for factor, x in pieces.items()
         ]
         plgpu.wgmma(acc, *factors)
-        found = pieces[reads][...] if reads else None
         plgpu.wgmma_wait(1)
         pl.when(step > 0)(lambda: self.release(piece - 1))
-        return found
 
     def release(self, piece: Any) -> None:
         """Its shared memory may be written."""
         plgpu.barrier_arrive(self.scratch.free.at[_stage(piece)])
 
     def store(
-        self,
-        group: Any,
-        matrix: Any,
-        row: Any,
-        column: Any,
-        rows: int,
-        parts: list[list[Any]],
+        self, matrix: Any, row: Any, column: Any, panels: list[Any], parts: list[Any]
     ) -> None:
-        """Parts are rows of panels; of a symmetric product one row."""
-        result, panels = self.result.at[matrix], self.panels(group, rows)
-        for r, across in enumerate(parts):
-            height = rows // len(parts)
-            for x, panel in zip(across, panels, strict=True):
-                panel[pl.ds(r * height, height)] = x
+        """Parts of 64 columns, and their transposes on the other side."""
+        result = self.result.at[matrix]
+        for x, panel in zip(parts, panels, strict=True):
+            panel[...] = x
         _send(panels, _columns(result, row, column, panels))
         if not self.kernel.kind.is_symmetric:
             return
@@ -366,12 +334,11 @@ class _ThreadBlock:
         @pl.when(lax.div(row, i32(TILE)) != lax.div(column, i32(TILE)))
         def _() -> None:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            flipped = self.panels(group, TILE)[: rows // HALF]
-            for p, panel in enumerate(flipped):
-                for q, x in enumerate(parts[0]):
+            for p, panel in enumerate(panels):
+                for q, x in enumerate(parts):
                     target = panel.at[pl.ds(q * HALF, HALF)].transpose((1, 0))
                     target[...] = x[p * HALF : (p + 1) * HALF]
-            _send(flipped, _columns(result, column, row, flipped))
+            _send(panels, _columns(result, column, row, panels))
 
 
 def _stage(piece: Any) -> Any:

@@ -2,7 +2,7 @@
 
 One thread block stays on each multiprocessor and takes every n-th tile. Tiles that are
 near each other in the order share rows and columns, which are then in the cache. If
-the last round would leave most thread blocks without work its tiles are cut in two.
+the last round would leave most thread blocks without work its tiles are cut in four.
 """
 
 import math
@@ -12,10 +12,12 @@ import numpy as np
 
 
 TILE = 128  # rows and columns: what one warpgroup has registers for
-HALF = TILE // 2  # rows of one instruction of the tensor cores
+HALF = TILE // 2  # rows of one instruction of the tensor cores; a quarter has as many
 BAND = 4  # columns of tiles that are made together; 8 and 16 took as long, or longer
-# Rounds: of more a half is nothing, and a kernel without halves compiles faster.
+# Rounds: of more a part is nothing, and a kernel without quarters compiles faster.
 _MANY = 16
+# Of a round of whole tiles: a quarter reads twice as much for each product.
+_ROUND_OF_QUARTERS = 0.5
 # Hopper's: the kernel is made for it. One with fewer multiprocessors runs the last
 # thread blocks after the first.
 MULTIPROCESSORS = 132
@@ -42,21 +44,22 @@ class Schedule:
 
     @property
     def whole(self) -> int:
-        """How many tiles are made in one piece; the others follow as halves."""
+        """How many tiles are made in one piece; the others follow as quarters."""
         total = self.matrices * self.tiles
         rest = total % self.blocks
-        gains = 2 * rest <= self.blocks and total < _MANY * self.blocks
+        gains = 4 * rest <= self.blocks and total < _MANY * self.blocks
         return total - rest if gains else total
 
     @property
-    def halves(self) -> int:
-        """How many halves of tiles there are."""
-        return 2 * (self.matrices * self.tiles - self.whole)
+    def quarters(self) -> int:
+        """How many quarters of tiles there are."""
+        return 4 * (self.matrices * self.tiles - self.whole)
 
     @property
     def rounds(self) -> float:
         """How many whole tiles the busiest thread block could make in that time."""
-        return math.ceil(self.whole / self.blocks) + (0.5 if self.halves else 0.0)
+        rest = _ROUND_OF_QUARTERS if self.quarters else 0.0
+        return math.ceil(self.whole / self.blocks) + rest
 
 
 def triangle(matrices: int, rows: int, blocks: int = MULTIPROCESSORS) -> Schedule:

@@ -1,5 +1,6 @@
 """alpha A B + beta C + gamma I by XLA's products, which run everywhere."""
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,6 +26,24 @@ def product(
         precision = lax.Precision.DEFAULT
     kind = dtype or sums_dtype(A.dtype)
     return jnp.matmul(A, B, precision=precision, preferred_element_type=kind)
+
+
+def rounded_product(
+    A: Float[Array, "*L M K"], B: Float[Array, "*L K N"], *, precision: Any = None
+) -> Array:
+    """The product alone, rounded once to the dtype of A.
+
+    On a GPU the product rounds. On a CPU XLA may leave that out, and what follows
+    would read sums in float32 (xla_allow_excess_precision).
+    """
+    at_once = partial(product, dtype=A.dtype, precision=precision)
+    if jnp.finfo(A.dtype).bits >= 32:
+        return at_once(A, B)
+
+    def afterwards(A: Array, B: Array) -> Array:
+        return rounded(product(A, B, precision=precision), A.dtype)
+
+    return lax.platform_dependent(A, B, cuda=at_once, default=afterwards)
 
 
 def scaled_sum(
