@@ -1,7 +1,9 @@
 """Strict JAX for every test: 8 CPU devices, no promotion, checked annotations."""
 
+import gc
 import os
 import zlib
+from pathlib import Path
 
 import jax
 import pytest
@@ -41,6 +43,20 @@ def pytest_collection_modifyitems(config, items):
     kept = [x for x in items if zlib.crc32(x.nodeid.encode()) % parts == 0]
     config.hook.pytest_deselected(items=[x for x in items if x not in set(kept)])
     items[:] = kept
+
+
+# Linux allows a process 65,530 mappings of memory, and an executable takes a few: a
+# worker that keeps all of its tests' dies where the next one cannot be mapped.
+_MANY_MAPPINGS = 20_000
+_MAPPINGS = Path("/proc/self/maps")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_executables():
+    yield
+    if _MAPPINGS.exists() and _MAPPINGS.read_bytes().count(b"\n") > _MANY_MAPPINGS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture
