@@ -238,13 +238,13 @@ def in_one_pass(
         for portion in portions(numbers, [shapes[i] for i in numbers]):
             # Not before the last portion's steps are done, whose stack it may take.
             factors, done = lax.optimization_barrier((factors, done))
-            gradients, momenta = (
-                [given[i][which].reshape(shapes[i]) for i in portion]
-                for which in range(2)
-            )
             static = momentum.Static(sides, rule.nesterov)
-            made = momentum.look_ahead(static, factors, gradients, momenta)
-            kept, X, sums = made
+            kept, X, sums = momentum.look_ahead(
+                static,
+                factors,
+                [given[i][0].reshape(shapes[i]) for i in portion],
+                [given[i][1].reshape(shapes[i]) for i in portion],
+            )
             done = how.iterate(how.normalised(X, how.norms(sums[:, None])))
             parts = cut(done, [shapes[i][0] for i in portion])
             for i, part, buffer in zip(portion, parts, kept, strict=True):

@@ -160,7 +160,7 @@ class Matrices:
         return len(self.parts) == 1 and self._order == tuple(range(len(self.shape)))
 
     @property
-    def stack_shape(self) -> tuple[int, int, int]:
+    def stack_shape(self) -> tuple[Any, Any, Any]:
         """Of a leaf that is one stack."""
         return self.count, self._side(0), self._side(1)
 

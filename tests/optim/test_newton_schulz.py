@@ -185,7 +185,8 @@ def test_sharded_equals_whole(axis_type, spec):
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(kind, kind))
     sharding = jax.NamedSharding(mesh, jax.P(*spec))
     G = jnp.asarray(emulation.well_conditioned(8, 32, 16))
-    run, how = choose_execution("per_matrix", None, None), choose_iteration()
+    how, execution = choose_iteration(), choose_execution("per_matrix", None, None)
+    run = execution.orthogonalised
     with jax.set_mesh(mesh):
         placed = jax.device_put(G, sharding)
         (X,) = jax.jit(lambda G: run([G], [LAYOUTS["in_out"]], how))(placed)

@@ -64,7 +64,7 @@ def look_ahead(
     return _stacked(static, factors, list(gradients), list(momenta))
 
 
-def refused(gradient: Any, momentum: Any, sides: tuple[int, int]) -> str | None:
+def refused(gradient: Any, momentum: Any, sides: tuple[Any, Any]) -> str | None:
     """Why one pass does not serve matrices of these sides; None if it does."""
     if reason := refused_device() or refused_counting():
         return reason
@@ -74,14 +74,11 @@ def refused(gradient: Any, momentum: Any, sides: tuple[int, int]) -> str | None:
         return "XLA cannot partition a kernel among several devices"
     if any(x.dtype != jnp.float32 for x in given):
         return "it takes float32 alone"
+    if not all(isinstance(n, int) for n in (*gradient.shape, *sides)):
+        return f"it needs known sizes, found {gradient.shape}"
     if not math.prod(sides) or math.prod(sides) % BLOCK:
         return f"matrices are not of whole blocks of {BLOCK}"
     return None
-
-
-def fits(counts: Sequence[int], sides: tuple[int, int]) -> bool:
-    """Whether places in a stack of so many can be counted."""
-    return sum(counts) * math.prod(sides) <= _LARGEST
 
 
 # --- who computes it ------------------------------------------------------------------
@@ -113,6 +110,8 @@ def _mapped(static: Static) -> Any:
 def _run(static: Static, *arrays: Any) -> Stacked:
     from . import mosaic_gpu  # loads Pallas, which takes a second
 
+    if sum(G.size for G in arrays[1]) > _LARGEST:
+        return _by_xla(static, *arrays)
     by_kernel = partial(mosaic_gpu.stacked, static)
     if static.interpret:
         return by_kernel(*arrays)
