@@ -20,6 +20,7 @@ from jax._src import (
     mesh as _mesh,
     source_info_util as _source_info_util,
 )
+from jax._src.array import ArrayImpl as _ArrayImpl
 from jax._src.core import (
     Primitive as Primitive,
     Var as Var,
@@ -214,9 +215,16 @@ def as_weak(x: Any, dtype: Any) -> Any:
 compile_event = _dispatch.BACKEND_COMPILE_EVENT
 
 
-# `trace_state.value is no_trace` where a thread is in no transformation: the half of
-# `is_tracing` that a call can afford.
+# `trace_of(trace_state) is no_trace` where a thread is in no transformation: the half
+# of `is_tracing` that a call can afford. `trace_state.value` means the same, but each
+# call looks it up in the class.
 trace_state, no_trace = _core.trace_state_strong_ref, _core.eval_trace
+trace_of = vars(type(trace_state))["value"].fget
+
+
+# `aval_of(x).shape` is `x.shape` where `type(x) is Array`, without the Python function
+# behind that attribute.
+Array, aval_of = _ArrayImpl, vars(_ArrayImpl)["aval"].fget
 
 
 def is_tracing() -> bool:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -37,7 +37,7 @@ class Padding:
     def __post_init__(self):
         object.__setattr__(self, "inside", _start(self.exact))
 
-    def __call__(self, x: Any) -> Any:
+    def pad(self, x: Any) -> Any:
         """The argument in its bucket."""
         if x.shape != self.exact:
             raise Unlike
@@ -138,24 +138,36 @@ def _readable(sharding: Any) -> float:
 # --- arguments with some of them padded -----------------------------------------------
 
 
-def places(
-    tree: tuple[tuple, dict], paths: list[tuple[Any, ...]], paddings: list[Padding]
-) -> tuple[dict, dict] | None:
-    """Where arguments to pad lie, those given by position and those given by name.
+def padder(
+    call: tuple[tuple, dict], paths: Sequence[tuple], paddings: Sequence[Padding]
+) -> Callable[[tuple, dict], tuple[tuple, dict]]:
+    """What puts the arguments of calls like this one into their buckets.
 
-    In nested dicts by key and number, down to a Padding; None where they lie in other
-    containers than dicts, lists and tuples.
+    Args:
+        call: arguments by position and by name.
+        paths: of their leaves.
+        paddings: what happens to some of those.
     """
-    found: tuple[dict, dict] = {}, {}
+    places: dict = {}
     for padding in paddings:
-        root, *outer, last = paths[padding.leaf]
-        if not _is_plain(tree, paths[padding.leaf]):
-            return None
-        inner = found[_step(root)]
+        *outer, last = paths[padding.leaf]
+        if not _is_plain(call, paths[padding.leaf]):
+            return functools.partial(_pad_leaves, paddings)
+        inner = places
         for key in outer:
             inner = inner.setdefault(_step(key), {})
-        inner[_step(last)] = padding
-    return found
+        inner[_step(last)] = padding.pad
+    in_args, in_kwargs = (_changing(x, places.get(i, {})) for i, x in enumerate(call))
+    return lambda args, kwargs: (in_args(args), in_kwargs(kwargs))
+
+
+def _pad_leaves(
+    paddings: Sequence[Padding], args: tuple, kwargs: dict
+) -> tuple[tuple, dict]:
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    for padding in paddings:
+        leaves[padding.leaf] = padding.pad(leaves[padding.leaf])
+    return jax.tree.unflatten(tree, leaves)
 
 
 def _is_plain(tree: Any, path: tuple[Any, ...]) -> bool:
@@ -171,15 +183,24 @@ def _step(key: Any) -> Any:
     return key.idx if isinstance(key, jax.tree_util.SequenceKey) else key.key
 
 
-def padded(tree: Any, places: dict) -> Any:
-    """Nested dicts, lists and tuples with some of their arrays in buckets."""
+def _changing(tree: Any, places: Any) -> Callable[[Any], Any]:
+    """What copies a container with changes at some places: dicts, down to functions.
+
+    To walk the places in each call took 0.4 us more for a dict among the arguments.
+    """
     if not places:
-        return tree
+        return lambda given: given
+    if callable(places):
+        return places
     kind = type(tree)
-    if kind is not dict and kind is not tuple and kind is not list:
-        raise Unlike
-    copy: Any = tree.copy() if kind is dict else list(tree)
-    for step, inner in places.items():
-        x = copy[step]
-        copy[step] = padded(x, inner) if type(inner) is dict else inner(x)
-    return tuple(copy) if kind is tuple else copy
+    changes = [(step, _changing(tree[step], x)) for step, x in places.items()]
+
+    def change(given: Any) -> Any:
+        if type(given) is not kind:
+            raise Unlike
+        copy: Any = given.copy() if kind is dict else list(given)
+        for step, part in changes:
+            copy[step] = part(copy[step])
+        return tuple(copy) if kind is tuple else copy
+
+    return change

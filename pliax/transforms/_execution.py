@@ -14,7 +14,7 @@ import numpy as np
 
 from pliax.core.unbacked import most, raise_failed, with_unbacked
 
-from ._buffers import Padding, cut_array, padded, places
+from ._buffers import Padding, cut_array, padder
 from ._donation import delete
 from ._families import Reading
 from ._kinds import unmarked
@@ -193,7 +193,7 @@ class Plan:
             values=dict(values),
             calls=self.tally.part(*self._elements(values)),
             paddings=tuple(paddings),
-            places=places((args, kwargs), [path for path, _ in paths], paddings),
+            pad=padder((args, kwargs), [path for path, _ in paths], paddings),
             cuts=cuts,
         )
 
@@ -231,34 +231,43 @@ class Bound:
     """A plan at exact sizes. What a call of a known size reads lies in one cache line.
 
     Attributes:
-        jitted: the executable, whose first argument is the packed vector. A partial of
-            it would take up to 1 us more with 100 arrays, in some processes.
+        run: the executable, or what pads, runs it and cuts. The first argument is the
+            packed vector: a partial would take up to 1 us more with 100 arrays, in some
+            processes.
         packed: the named sizes; None where there are none.
         calls: what counts its calls.
+        jitted: the executable.
         plan: the executable's.
         values: the named sizes.
         paddings: the arguments that have to be padded.
-        places: where those lie, by position and by name; None where the arguments must
-            be flattened.
+        pad: what does that, given those by position and those by name.
         cuts: the valid shapes of results that have to be cut, by number.
         donated: the numbers of padded arguments which the user gave away.
+        is_checked: as the plan's, whose question takes 0.1 us.
     """
 
-    jitted: Callable[..., Any]
+    run: Callable[..., Any] = dataclasses.field(init=False)
     packed: Any
     calls: Calls
+    jitted: Callable[..., Any]
     plan: Plan
     values: dict[str, int]
     paddings: tuple[Padding, ...]
-    places: tuple[dict, dict] | None
+    pad: Callable[[tuple, dict], tuple[tuple, dict]]
     cuts: dict[int, tuple[int, ...]]
     donated: tuple[int, ...] = ()
+    is_checked: bool = dataclasses.field(init=False)
 
     def __post_init__(self):
-        has_work = self.paddings or self.cuts or self.plan.is_checked
-        self.calls.fits = not has_work
+        self.is_checked = self.plan.is_checked
+        has_work = self.paddings or self.cuts or self.is_checked
+        self.run = self._run if has_work else self.jitted
 
-    def __call__(self, args: tuple, kwargs: dict) -> Any:
+    def _run(self, _: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """What the dispatcher calls as it calls the executable."""
+        return self.call(args, kwargs)
+
+    def call(self, args: tuple, kwargs: dict) -> Any:
         """The results of one call, whose arguments are of these sizes."""
         given, named = self.pad(args, kwargs)
         try:
@@ -266,7 +275,7 @@ class Bound:
         except FloatingPointError:  # jax_debug_nans looks at padding, too
             args, kwargs = unmarked(args, kwargs)
             return self.plan.plain(*args, **kwargs)
-        if self.plan.is_checked:  # the only wait for the device in a call
+        if self.is_checked:  # the only wait for the device in a call
             results, held = results
             raise_failed(self.plan.checks, held)
         if self.cuts:
@@ -277,18 +286,6 @@ class Bound:
         if self.donated:
             delete(jax.tree.leaves((args, kwargs)), self.donated)
         return results
-
-    def pad(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """The arguments in their buckets."""
-        if not self.paddings:
-            return args, kwargs
-        if self.places is not None:
-            by_position, by_name = self.places
-            return padded(args, by_position), padded(kwargs, by_name)
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        for padding in self.paddings:
-            leaves[padding.leaf] = padding(leaves[padding.leaf])
-        return jax.tree.unflatten(tree, leaves)
 
 
 def _signature(f: Callable[..., Any]) -> inspect.Signature:

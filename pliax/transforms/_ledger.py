@@ -53,16 +53,14 @@ class Calls:
 
     Nothing locks them (0.15 us a call): Python's own changes threads at calls and in
     loops, and so not within an addition. Nor is each one timed: one in 64 cost 0.1 us
-    a call and more.
+    a call and more. The dispatcher counts down to the next that is timed.
 
     Attributes:
         valid: elements along dynamic sizes in each call.
         held: elements of the bucket they lie in.
-        short: calls that returned, of those the dispatcher knew.
-        long: of those it did not know.
-        untimed: a mask: calls whose number has none of these bits are timed.
-        direct: the same mask where arguments and results are left as they are, else 0.
-        fits: whether they are.
+        untimed: how many more the dispatcher serves before it times one.
+        due: the number of that one, of those the dispatcher serves.
+        long: calls that returned and that the dispatcher did not know.
         short_seconds: seconds in the short ones before the last that was timed.
         latest: that one's number, and its seconds.
         long_seconds: seconds in the long ones.
@@ -70,14 +68,17 @@ class Calls:
 
     valid: int
     held: int
-    short: int = 0
-    long: int = 0
     untimed: int = 0
-    direct: int = 0
-    fits: bool = False
+    due: int = 0
+    long: int = 0
     short_seconds: float = 0.0
     latest: tuple[int, float] = (0, 0.0)
     long_seconds: float = 0.0
+
+    @property
+    def short(self) -> int:
+        """Calls that returned, of those that the dispatcher serves."""
+        return self.due - self.untimed
 
     @property
     def count(self) -> int:
@@ -93,8 +94,9 @@ class Calls:
         """Notes one that was timed: the 1st, 3rd, 5th, 9th, ..., then each 1024th."""
         self.short_seconds = self._seconds_until_now()
         self.latest = self.short, seconds
-        self.untimed = min(2 * self.untimed + 1, 1023)
-        self.direct = self.untimed if self.fits else 0
+        wait = min(max(self.short - 1, 1), 1023)
+        self.untimed += wait
+        self.due += wait + 1
 
     def _seconds_until_now(self) -> float:
         """Each that was timed stands for those until the next."""

@@ -205,7 +205,7 @@ class CompiledFunction(Dispatched):
     def _timed_call(self, bound: Bound, args: tuple, kwargs: dict) -> Any:
         start = perf_counter()
         with bound.plan.vetted():
-            result = bound(args, kwargs)
+            result = bound.call(args, kwargs)
         bound.calls.called(perf_counter() - start)
         return result
 

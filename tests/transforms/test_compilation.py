@@ -186,6 +186,18 @@ def test_containers_of_any_kind_are_padded(contain):
     assert f.stats.traces == 2
 
 
+@pytest.mark.parametrize("known", [list, tuple])
+@pytest.mark.parametrize("array", [jnp.ones, lambda n: np.ones(n, np.float32)])
+def test_a_known_size_in_a_container_of_another_kind_is_served(known, array):
+    f = px_compile(lambda pair: (pair, pair[0].sum()), dims={"pair": "t"})
+    for contain in (known, known, tuple, list, lambda pair: Pair(*pair), known):
+        pair = contain((array(7), array(7)))
+        same, total = f(pair)
+        assert type(same) is type(pair) and total == 7
+        np.testing.assert_array_equal(same[0], np.ones(7))
+    assert f.stats.calls == 6
+
+
 @jax.tree_util.register_pytree_node_class
 class Converting:
     """A container that makes arrays of whatever it is given."""
