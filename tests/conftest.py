@@ -16,14 +16,21 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# Kernels in the interpreter of Mosaic GPU wait in threads of XLA, one a core otherwise.
+os.environ.setdefault("PJRT_NPROC", "16")
+# Arrays of tests are small: LLVM's passes would take a third of the suite's time. XLA
+# reads its flags once; processes that a test starts compile as users' do.
+with pytest.MonkeyPatch.context() as patch:
+    if "XLA_FLAGS" not in os.environ:
+        patch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    jax.devices()
+
 # Before pliax is first imported: every annotation of the package becomes a check.
 install_import_hook("pliax", "beartype.beartype")
 
 # Every trace that a test makes, here or in a process of its own, is proved: its guards
 # imply all that it relied upon.
 os.environ.setdefault("PLIAX_VALIDATE_GUARDS", "1")
-# Kernels in the interpreter of Mosaic GPU wait in threads of XLA, one a core otherwise.
-os.environ.setdefault("PJRT_NPROC", "16")
 
 _SLOW_BY_NATURE = [HealthCheck.too_slow, HealthCheck.differing_executors]
 settings.register_profile(
