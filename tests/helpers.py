@@ -77,8 +77,8 @@ def equations(function: Callable[..., Any], *args: Any) -> list[Any]:
     return list(inside(jax.make_jaxpr(function)(*args).jaxpr))
 
 
-# For laws on small arrays: the optimiser's passes are most of their time.
-QUICK = {"xla_backend_optimization_level": 0}
+# All of LLVM's passes, for slow laws: conftest.py leaves them out of the others.
+OPTIMISED = {"xla_backend_optimization_level": 3}
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from attention_cases import gaussian
 from attention_plain import attention as plain_attention
-from helpers import QUICK, assert_error_rule, in_float64
+from helpers import assert_error_rule, in_float64
 from jax import export
 
 import pliax as px
@@ -19,7 +19,6 @@ BLOCK = (8, 16)
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["reference", "xla"])
 REQUEST = px.AuxRequest(lse=True)
 P = jax.sharding.PartitionSpec
-quick = functools.partial(jax.jit, compiler_options=QUICK)
 
 
 def arguments(batch=B):
@@ -133,7 +132,7 @@ def golden_and_rival(name):
     def run(x, rest, t):
         return DERIVATIVES[name](loss_of(formula), x, rest, t)
 
-    run = quick(run)
+    run = jax.jit(run)
     operands = arguments(), (documents(),), directions()
     return in_float64(run, *operands), run(*operands)
 
@@ -175,7 +174,7 @@ def test_a_finite_stand_in_for_minus_infinity_has_exact_gradients(
 
             return jnp.sum(jnp.sin(3.0 * attention(q, k, v, score)))
 
-        return quick(jax.grad(loss, ALL))
+        return jax.jit(jax.grad(loss, ALL))
 
     def flex(q, k, v, score):
         return px.flex_attention(
@@ -245,7 +244,7 @@ def test_gradients_through_vmap_are_a_loop(over):
 
 @functools.cache
 def _vmapped():
-    return quick(jax.value_and_grad(loss_of(attend), ALL))
+    return jax.jit(jax.value_and_grad(loss_of(attend), ALL))
 
 
 def assert_close(actual, expected):
@@ -261,7 +260,7 @@ def assert_close(actual, expected):
 def test_remat_changes_no_gradient(policy):
     chosen = policy and getattr(jax.checkpoint_policies, policy)
     loss = jax.checkpoint(loss_of(attend), policy=chosen)
-    found = quick(jax.value_and_grad(loss, ALL))(*arguments(), documents())
+    found = jax.jit(jax.value_and_grad(loss, ALL))(*arguments(), documents())
     assert_close(found, _vmapped()(*arguments(), documents()))
 
 
@@ -286,7 +285,7 @@ def test_a_scan_over_layers_is_a_loop_over_layers(implementation):
         return jnp.sum(jnp.sin(q))
 
     found, expected = (
-        quick(jax.value_and_grad(f, (0, 1)))(q, tables) for f in (scanned, looped)
+        jax.jit(jax.value_and_grad(f, (0, 1)))(q, tables) for f in (scanned, looped)
     )
     assert_close(found, expected)
 
@@ -310,7 +309,7 @@ def test_shard_map_over_batch_and_heads_changes_nothing():
     operands = *arguments(4), documents(4)
 
     def loss(attention):
-        return quick(
+        return jax.jit(
             jax.value_and_grad(lambda *x: jnp.sum(jnp.sin(attention(*x))), ALL)
         )
 
@@ -328,7 +327,7 @@ def test_shard_map_has_second_derivatives():
         def loss(*operands):
             return jnp.sum(jnp.sin(attention(*operands, ids)))
 
-        return quick(lambda *x: jax.jvp(jax.grad(loss, ALL), x, along)[1])
+        return jax.jit(lambda *x: jax.jvp(jax.grad(loss, ALL), x, along)[1])
 
     found = curvature(on_mesh(spec))(*operands)
     assert_close(found, curvature(lambda *x: attend(*x)[0])(*operands))
@@ -357,7 +356,7 @@ def test_a_mask_is_an_argument_of_shard_map(implementation):
     )
 
     def differentiated(f):
-        return quick(jax.value_and_grad(lambda *a: jnp.sum(jnp.sin(f(*a))), ALL))
+        return jax.jit(jax.value_and_grad(lambda *a: jnp.sum(jnp.sin(f(*a))), ALL))
 
     operands = q, k, v, table, mask
     found = differentiated(sharded)(*operands)
@@ -396,6 +395,6 @@ def test_an_exported_attention_is_attention(symbolic, implementation):
 @IMPLEMENTATIONS
 def test_two_runs_give_identical_bits(implementation):
     loss = loss_of(functools.partial(attend, implementation=implementation))
-    run = quick(jax.value_and_grad(loss, ALL))
+    run = jax.jit(jax.value_and_grad(loss, ALL))
     first, second = (run(*arguments(), documents()) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, first, second)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import QUICK, assert_error_rule, in_float64, normal
+from helpers import assert_error_rule, in_float64, normal
 
 import pliax as px
 
@@ -137,7 +137,7 @@ def with_gradients(function):
         return jnp.sum(out * weights) + jnp.sum(jnp.sin(lse)), (out, lse, maximum)
 
     gradients = jax.grad(loss, argnums=(0, 1), has_aux=True)
-    return jax.jit(gradients, compiler_options=QUICK)
+    return jax.jit(gradients)
 
 
 def operands(case):

@@ -28,7 +28,7 @@ from attention_cases import (
     gaussian,
 )
 from attention_plain import attention as plain_attention, pulled_back
-from helpers import QUICK, assert_error_rule, in_float64
+from helpers import OPTIMISED, assert_error_rule, in_float64
 
 import pliax as px
 
@@ -160,19 +160,19 @@ FURTHER = [law(n, 13, n + 7) for n in range(len(MODS))]
 
 @pytest.mark.parametrize("case", OFTEN, ids=str)
 def test_a_mod_under_a_mask_is_as_exact_as_the_plain_formula(case):
-    hold(case, QUICK)  # the slow laws run with all of the optimiser's passes
+    hold(case)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", FURTHER[::4], ids=str)
 def test_a_mod_under_another_mask_is_as_exact_as_the_plain_formula(case):
-    hold(case)
+    hold(case, OPTIMISED)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [2, 12, 30])
 def test_long_sequences_are_as_exact_as_the_plain_formula(number):
-    hold(law(number, 0, number, LONG))
+    hold(law(number, 0, number, LONG), OPTIMISED)
 
 
 @pytest.mark.slow
@@ -232,7 +232,7 @@ def test_keys_and_values_of_8_bits_are_scaled_by_a_score_mod(
         return pulled_back(attend, arrays, floats, cotangents)
 
     operands = arrays, floats, cotangents
-    found = jax.jit(ours, compiler_options=QUICK)(*operands)
+    found = jax.jit(ours)(*operands)
     assert_dtypes(found, (arrays, floats))
     golden = in_float64(jax.jit(plain), *operands)
     assert_error_rule(found, jax.jit(plain)(*operands), golden)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from attention_cases import gaussian, numbers
 from attention_plain import attention as plain_attention, pulled_back
-from helpers import QUICK, errors, in_float64
+from helpers import errors, in_float64
 from hypothesis import given, settings, strategies as st
 
 import pliax as px
@@ -186,7 +186,7 @@ def hold(shape, score, mask):
     drawn = {"numbers": numbers(3, (SIZE,), 20)}
     batch, (heads, _) = shape.batch, shape.heads
 
-    @jax.jit(compiler_options=QUICK)
+    @jax.jit
     def plain(arrays, tables, cotangents):
         def attend(arrays, tables):
             captured = {**tables, **drawn}
@@ -214,7 +214,7 @@ def hold(shape, score, mask):
 
     golden = in_float64(plain, arrays, tables, cotangents)
     rival = plain(arrays, tables, cotangents)
-    run = jax.jit(ours, static_argnames="implementation", compiler_options=QUICK)
+    run = jax.jit(ours, static_argnames="implementation")
     for name in IMPLEMENTATIONS:
         found = run(arrays, tables, cotangents, implementation=name)
         assert_close(found, rival, golden)
