@@ -9,13 +9,29 @@ from typing import Any
 
 import jax
 
+from .provenance import is_of_jax
+
 
 _CACHES = (type(jax.jit(abs)), functools._lru_cache_wrapper)
 
 
+# JAX's scan, stack, vmap and lexsort: lengths go into a set that must have one.
+_WANT_ONE_LENGTH = {"_infer_scan_length", "_stack_shape_rule", "_mapped_axis_size"}
+_WANT_ONE_LENGTH |= {"_lexsort_tuple"}
+
+
 def asks_if_all_are_equal(frame: FrameType) -> bool:
-    """Whether a frame puts lengths in a set to see if they are one: flax's scans."""
-    return frame.f_globals.get("__name__") == "flax.core.lift"
+    """Whether a frame puts lengths in a set to see if they are one, as scans do."""
+    if frame.f_globals.get("__name__") == "flax.core.lift":
+        return True
+    at: FrameType | None = frame
+    for _ in range(3):  # of vmap: a wrapper, who asks for it, and who wants to know
+        if at is None:
+            return False
+        if at.f_code.co_name in _WANT_ONE_LENGTH and is_of_jax(at.f_code):
+            return True
+        at = at.f_back
+    return False
 
 
 def hashes_harmlessly(frame: FrameType) -> bool:

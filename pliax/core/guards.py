@@ -425,10 +425,10 @@ class Assumptions:
 
     def hashed(self, size: Size, frame: FrameType) -> int | None:
         """The value of a size that user code looks up among integers, else None."""
-        if is_inside(frame) or hashes_harmlessly(frame):
-            return None
         if asks_if_all_are_equal(frame):
             return _OF_EACH_SIZE
+        if is_inside(frame) or hashes_harmlessly(frame):
+            return None
         return self.as_integer(size, "by hash", frame)
 
     @property

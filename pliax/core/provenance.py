@@ -45,7 +45,9 @@ NOWHERE = Place("<unknown>", 0, "<unknown>")
 
 
 def user_place(frame: FrameType | None, *, only: bool = False) -> Place:
-    """The nearest line at a frame, or above it, that is not JAX's, NumPy's or ours.
+    """The nearest line at a frame, or above it, that is the user's.
+
+    Neither JAX's, NumPy's, Python's (a `Counter` that looks a size up) nor ours.
 
     Args:
         frame: where to begin.
@@ -54,7 +56,7 @@ def user_place(frame: FrameType | None, *, only: bool = False) -> Place:
     at = frame
     while at is not None:
         module = at.f_globals.get("__name__", "").partition(".")[0]
-        if module not in _PASSED_THROUGH:
+        if module not in _PASSED_THROUGH and not _is_pythons(at.f_code.co_filename):
             return Place(at.f_code.co_filename, at.f_lineno, at.f_code.co_qualname)
         at = None if only else at.f_back
     return NOWHERE
@@ -82,8 +84,12 @@ def is_of_jax(code: CodeType) -> bool:
 def is_the_users(code: CodeType) -> bool:
     """Whether some code is neither JAX's, NumPy's, Python's nor ours."""
     file = code.co_filename
-    is_pythons = file.startswith(_PYTHONS) and "-packages" not in file
-    return not (file.startswith(_LIBRARIES) or is_pythons or _is_passed(file))
+    return not (file.startswith(_LIBRARIES) or _is_pythons(file) or _is_passed(file))
+
+
+def _is_pythons(file: str) -> bool:
+    """Whether a file is of Python's own library."""
+    return file.startswith(_PYTHONS) and "-packages" not in file
 
 
 def equation_place(eqn: Any) -> Place:

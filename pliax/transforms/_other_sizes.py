@@ -45,11 +45,18 @@ def error_at(
 
 
 def other_sizes(assumptions: Assumptions) -> dict[str, int] | None:
-    """Other sizes than those of a call, all different, that the conditions allow."""
-    found = dict(assumptions.hints)
-    for name in sorted(found):
+    """Other sizes than those of a call, all different, that the conditions allow.
+
+    Each is further away by another number, where that can be: else b would still be
+    a - 1 where it is by chance.
+    """
+    hints = assumptions.hints
+    found = dict(hints)
+    for name in sorted(hints):
         symbol = assumptions.symbols[name]
-        choices = ({**found, name: found[name] + step} for step in _STEPS)
+        taken = {found[n] - hints[n] for n in hints if n < name}
+        steps = sorted(_STEPS, key=taken.__contains__)
+        choices = ({**found, name: hints[name] + step} for step in steps)
         allowed = (
             sizes
             for sizes in choices

@@ -6,6 +6,7 @@ import itertools
 import re
 import threading
 import warnings
+from collections import Counter
 from typing import Any
 
 import jax
@@ -182,6 +183,33 @@ def test_a_size_without_a_name_that_fixes_another_is_told():
     with pytest.raises(px.ConstraintViolationError) as caught:
         f(counting(5), counting(5))
     assert "As long here, and without a name: q.shape[0]." in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, y: jnp.stack([x[1:], y], axis=1),
+        lambda x, y: jax.lax.scan(lambda c, z: (c, z[0] * z[1]), 0, (x[1:], y))[1],
+        lambda x, y: jax.vmap(jnp.multiply)(x[1:], y),
+    ],
+    ids=["stack", "scan", "vmap"],
+)
+def test_lengths_that_jax_puts_in_a_set_are_tied_to_each_other(f):
+    x, y = counting(6), counting(5)
+    with pytest.raises(px.ConstraintViolationError) as caught:
+        px.compile(f, dims={"x": "a", "y": "b"})(x, y)
+    text = str(caught.value)
+    assert 'declare "a - 1 = b"' in text and f"{__file__}:" in text
+    compiled = px.compile(f, dims={"x": "t", "y": "t - 1"}, padding="require")
+    for t in (6, 7, 12):
+        same(compiled(counting(t), counting(t - 1)), f(counting(t), counting(t - 1)))
+    assert compiled.stats.traces == 1
+
+
+def test_the_line_is_the_users_where_python_looks_a_size_up():
+    f = px.compile(lambda x: x * Counter([x.shape[0]])[3], dims={"x": "t"})
+    with pytest.raises(px.ConstraintViolationError, match=rf"  at {__file__}:\d+ in"):
+        f(counting(3))
 
 
 def test_a_mark_that_becomes_a_constant_is_an_error_about_the_mark():
