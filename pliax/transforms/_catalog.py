@@ -303,12 +303,14 @@ class Catalog:
         family.entries.append(traced)
         return traced
 
-    def give_up(self, family: Family, entry: Entry) -> Entry:
+    def give_up(self, family: Family, entry: Entry, sizes: tuple[int, ...]) -> Entry:
         """An entry for one call's sizes in place of one that no rule can run."""
         family.entries.remove(entry)
         family.refusal = f"traced size by size: {entry.refusal}"
         tell_refusal(self.parameters.owner, family.refusal)
-        constant = family.constant(family.calls[-1])
+        if family.calls[-1] != sizes:  # the entry has served other calls
+            family.calls.append(sizes)
+        constant = family.constant(sizes)
         given_up = Entry(constant, None, entry.function, entry.tree, family.refusal)
         given_up.reason, given_up.tally = entry.reason, entry.tally
         family.entries.append(given_up)
@@ -348,9 +350,9 @@ class Catalog:
         placed: list[str] = []
         for name, value in values.items():
             symbol = symbols[name]
-            trace = entry.trace
-            if trace is None or name in trace.equal or name not in trace.shaped_by:
-                ranges[name] = symbol.low, symbol.high or LARGEST
+            if entry.trace is None or name in entry.unshaped:
+                whole = symbol.low, symbol.high or LARGEST
+                ranges[name] = entry.near(name, value, whole)
             elif entry.refusal is not None:
                 ranges[name] = value, value
             elif name in spread:

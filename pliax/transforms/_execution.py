@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pliax.core.guards import LARGEST
 from pliax.core.unbacked import most, raise_failed, with_unbacked
 
 from ._buffers import Padding, cut_array, padder
 from ._donation import delete
-from ._families import Reading
+from ._families import Reading, magnitudes
 from ._kinds import unmarked
 from ._ledger import Calls
 from .padding.interpreter import run_whole
@@ -36,6 +37,9 @@ class Entry:
         refusal: why it is not padded; None while it may be.
         reason: why it was traced.
         tally: the cost of tracing it, until its first plan takes that over.
+        shared: the largest Python integer, but for its sign, that has no executable of
+            its own; None where all share one, so that what is computed of any of them
+            fits an int32.
     """
 
     reading: Reading
@@ -45,6 +49,7 @@ class Entry:
     refusal: str | None = None
     reason: str = ""
     tally: Any = None
+    shared: int | None = None
 
     def match(self, sizes: Sequence[int]) -> dict[str, int] | None:
         """The symbols' values in a call that this entry serves."""
@@ -53,6 +58,42 @@ class Entry:
             return values
         holds = all(guard.holds(values) for guard in self.trace.guards)
         return values if holds else None
+
+    @property
+    def unshaped(self) -> set[str]:
+        """The symbols that no shape depends on."""
+        if self.trace is None:
+            return set()
+        shaped = self.trace.shaped_by - self.trace.equal.keys()
+        return {s.name for s in self.reading.symbols if s.name not in shaped}
+
+    def narrow(self, values: Mapping[str, int]) -> bool:
+        """Lets fewer Python integers share an executable, as something is too large.
+
+        Args:
+            values: of the symbols in a call.
+
+        Returns:
+            False where those of the call share none anyway.
+        """
+        own = self.reading.integers(values)
+        own = [abs(own[name]) for name in own.keys() & self.unshaped]
+        if self.shared is None:
+            self.shared = LARGEST
+            return bool(own)
+        sharing = [n for n in own if n <= self.shared]
+        self.shared = magnitudes(max(sharing))[0] if sharing else self.shared
+        return bool(sharing)
+
+    def near(self, name: str, value: int, whole: tuple[int, int]) -> tuple[int, int]:
+        """The values of a symbol without a bucket that share an executable."""
+        number = self.reading.integers({name: value}).get(name)
+        if self.shared is None or number is None:
+            return whole
+        if abs(number) > self.shared:
+            return value, value
+        most, zero = magnitudes(abs(number))[1], value - number
+        return max(whole[0], zero - most), min(whole[1], zero + most)
 
     def serves_only(self, sizes: Sequence[int]) -> bool:
         """Whether it is for these sizes and no others."""

@@ -7,6 +7,7 @@ else it is a constant. Undeclared sizes that were equal in all calls share one s
 """
 
 import dataclasses
+import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,16 @@ from ._deciding import (
     decide,
 )
 from ._sizes import names_in, solution
+
+
+# So few that they are soon compiled; the square of the third fits an int32.
+_MAGNITUDES = (-1, 2**10, 2**15, 2**20, 2**25, 2**30)
+
+
+def magnitudes(number: int) -> tuple[int, int]:
+    """Two bounds of a number that is not negative: it is above the first of them."""
+    pairs = itertools.pairwise(_MAGNITUDES)
+    return next((low, high) for low, high in pairs if number <= high)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +72,12 @@ class Reading:
     def may_be_negative(self, name: str) -> bool:
         """Whether a name stands for a Python integer, moved by 2^30."""
         return f"{name} - {OFFSETS[True]}" in self.wanted
+
+    def integers(self, values: Mapping[str, int]) -> dict[str, int]:
+        """The Python integers that stand behind the values of some names."""
+        offsets = {f"{n} - {k}": (n, k) for n in values for k in OFFSETS.values()}
+        found = (offsets[w] for w in self.wanted if w in offsets)
+        return {name: values[name] - offset for name, offset in found}
 
     @property
     def legend(self) -> list[str]:

@@ -264,6 +264,8 @@ class CompiledFunction(Dispatched):
             entry = self._catalog.with_sizes(family, entry, call.args, call.kwargs)
             return self._planned(family, dataclasses.replace(call, entry=entry))
         except PaddingRefused as refusal:
+            if refusal.is_about_range and entry.narrow(call.values):
+                return self._planned(family, call)
             if self._options.padding == "require":
                 raise
             self._catalog.refuse(entry, refusal)
@@ -273,7 +275,7 @@ class CompiledFunction(Dispatched):
             if entry.trace and entry.trace.born_from_data:  # JAX cannot trace it
                 raise
             self._catalog.refuse(entry, refusal)
-        entry = self._catalog.give_up(family, entry)
+        entry = self._catalog.give_up(family, entry, call.sizes)
         return self._in_bucket(dataclasses.replace(call, entry=entry, values={}))
 
     def _in_bucket(self, call: _Call) -> Bound:

@@ -140,6 +140,36 @@ def test_a_counter_compiles_twice():
     assert (f.stats.traces, f.stats.compilations) == (2, 2)
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, n: jnp.where(jnp.arange(9) < n + 2, x, 0),
+        lambda x, n: x * (2 * n),
+        lambda x, n: x + n**2,
+        lambda x, n: x.at[n - 1 + x.shape[0]].set(n + x.shape[0]),
+        lambda x, n: x + sum([n, n]),
+    ],
+    ids=["plus", "times", "power", "length", "sum"],
+)
+def test_what_is_computed_of_an_integer_is_for_all_values(f):
+    compiled = px.compile(f)
+    for n in range(2, 12):
+        same(compiled(ones(9), n), f(ones(9), n))
+    assert (compiled.stats.traces, compiled.stats.compilations) == (2, 2)
+
+
+def test_an_integer_of_which_something_is_too_large_costs_no_other_one():
+    f = px.compile(lambda x, n: x + n * n)
+    large = [40_000, 1_100, 46_340, 30_000]
+    for n in [2, 3, *large, 0, 5, *large]:
+        assert f(jnp.int32(1), n) == 1 + n * n
+    with pytest.raises(OverflowError):
+        f(jnp.int32(1), 50_000)
+    assert f(jnp.int32(1), 6) == 37
+    # a constant; up to 2**10, up to 2**15, and two of their own; once more after 50,000
+    assert f.stats.compilations <= 6
+
+
 def test_integers_in_containers():
     f = px.compile(lambda x, ns: x * ns[0] + ns[1])
     for ns in ([1, 2], [3, 2], [4, 2], [0, 2]):

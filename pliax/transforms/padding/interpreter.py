@@ -78,7 +78,7 @@ def run_whole(
         if refusal.place is not NOWHERE:
             raise
         name, reason = refusal.primitive, refusal.reason
-        raise PaddingRefused(name, reason, calling_place()) from None
+        raise PaddingRefused(name, reason, calling_place()) from refusal.__cause__
     pairs = zip(results, jaxpr.outvars, strict=True)
     return [weakly_typed_as(_as_long_as(bucket, x, v), v.aval) for x, v in pairs]
 
@@ -188,7 +188,7 @@ def _results(bucket: Bucket, eqn: Any, operands: list[Padded]) -> Sequence[Padde
             raise
         # JAX keeps the trace of an inner jit, but not the line that called it.
         name, reason = refusal.primitive, refusal.reason
-        raise PaddingRefused(name, reason, equation_place(eqn)) from None
+        raise PaddingRefused(name, reason, equation_place(eqn)) from refusal.__cause__
     except (ScopeError, UnboundedSizeError, UnrepresentableError) as error:
         raise refuse(eqn, str(error)) from error
     except FloatingPointError:  # what jax_debug_nans looks for

@@ -18,7 +18,7 @@ from pliax.core.dims import Size
 from pliax.core.manual_axes import vary, varying_axes
 from pliax.core.provenance import NOWHERE, Place, equation_place
 
-from .layouts import Bucket, Padded
+from .layouts import Bucket, Padded, UnrepresentableError
 
 
 Rule = Callable[..., Padded | Sequence[Padded]]
@@ -38,6 +38,11 @@ class PaddingRefused(Exception):  # noqa: N818  (a refusal is no mistake of anyb
     def __init__(self, primitive: str, reason: str, place: Place = NOWHERE):
         self.primitive, self.reason, self.place = primitive, reason, place
         super().__init__(f"{primitive}: {reason}\n  at {place}")
+
+    @property
+    def is_about_range(self) -> bool:
+        """Whether it is a size that may become too large; not if it may not."""
+        return isinstance(self.__cause__, UnrepresentableError)
 
 
 def rule[R: Rule](*primitives: str) -> Callable[[R], R]:
