@@ -343,7 +343,8 @@ def check(condition: Any, message: str = "") -> None:
     frame = asker()
     answer = known(condition, frame, "px.check")
     place = user_place(frame)
-    text = f"px.check: {message or f'{condition} does not hold'}\n  at {place}"
+    what = condition if hasattr(condition, "assumptions") else "the condition"
+    text = f"px.check: {message or f'{what} does not hold'}\n  at {place}"
     if answer is None and not condition.assumptions.has_hints(condition):
         state_p.bind(condition=condition, text=text)
         condition.assumptions.learn(condition, place)

@@ -216,6 +216,7 @@ class Assumptions:
         """
         if not self._owns(a) or not self._owns(b):
             return relation == "!="
+        a = _with_positive_divisor(a, b)
         is_from_jax = is_inside(frame)
         before = self.decisions.get(comparison_key(a, relation, b, is_from_jax))
         if before is not None:
@@ -576,6 +577,15 @@ _AT_LEAST = {
     "<=": ("b", "a", True),
     ">": ("b", "a", False),
 }
+
+
+def _with_positive_divisor(a: Any, b: Any) -> Any:
+    """Of `t % -3`, which JAX asks in a reshape, `t % 3`: 0 for the same sizes."""
+    if not isinstance(b, int) or b != 0 or not is_remainder(a):
+        return a
+    dividend, divisor = divided(a)
+    is_negative = isinstance(divisor, int) and divisor < 0
+    return dividend % -divisor if is_negative else a
 
 
 def _conjuncts(condition: Condition) -> list[Condition]:

@@ -123,7 +123,7 @@ def validate_guards(target: Any, *, timeout: int = _TIMEOUT) -> GuardReport:
 
 
 def _validate(trace: SymbolicTrace, timeout: int) -> GuardReport:
-    guards = tuple(trace.assumptions.guards)
+    guards = tuple(guard.condition for guard in trace.guards)  # what calls are asked
     facts = Facts.of(trace.assumptions, guards)
     unknown = []
     decisions = _decisions(trace)

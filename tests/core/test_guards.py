@@ -269,6 +269,20 @@ def test_check_is_remembered():
         px.check(t > 64, "too short")
 
 
+def test_a_check_without_a_message_says_what_does_not_hold():
+    (t,) = sizes(assume(t=12), "t")
+    with pytest.raises(ValueError, match=r"px.check: t > 64 does not hold\n  at"):
+        px.check(t > 64)
+    with pytest.raises(ValueError, match=r"px.check: the condition does not hold\n"):
+        px.check(3 > 4)
+
+
+def test_a_remainder_is_zero_whatever_the_sign_of_the_divisor():
+    (t,) = sizes(assumptions := assume(t=12), "t")
+    assert t % -3 == 0 and t % 3 == 0 and t % -5 != 0
+    assert list(assumptions.guards) == ["t % 3 == 0", "t % 5 != 0"]
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [

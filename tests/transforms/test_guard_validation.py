@@ -1,5 +1,6 @@
 """Laws of px.validate_guards: exact translation, proofs, and faults that it catches."""
 
+import dataclasses
 import itertools
 import operator
 import sys
@@ -221,3 +222,14 @@ def test_without_z3_it_says_what_to_install(monkeypatch):
 def test_what_has_no_traces_is_refused(target, timeout, error, text):
     with pytest.raises(error, match=text):
         px.validate_guards(target, timeout=timeout)
+
+
+def test_what_calls_are_asked_is_validated():
+    f = px.compile(lambda x: x * 2 if x.shape[0] <= 4 else x, dims={"x": "t"})
+    f(ones(3))
+    (trace,) = f.traces
+    (key, guard) = trace.assumptions.guards.popitem()
+    wrong = dataclasses.replace(guard, condition="t != 5")
+    trace.assumptions.guards[key] = wrong
+    with pytest.raises(px.GuardValidationError, match=r"relies on t <= 4, .*\n.*<= 4"):
+        px.validate_guards(f)
