@@ -134,13 +134,13 @@ class Sizes:
             if not isinstance(wanted, str) or wanted.isidentifier():
                 continue
             unknown = names_in(wanted) - bound.keys()
-            if len(unknown) > 1:
+            known = {name: value for name, (value, _) in bound.items()}
+            if len(unknown) > 1 or not all(_is_line(wanted, n, known) for n in unknown):
                 raise ValueError(
                     f"{self.owner}: dims gives dimension {place} of {leaf.name} as "
                     f"{wanted!r}, from which {' and '.join(sorted(unknown))} cannot be "
                     f"read.\nName each of them alone in another dimension."
                 )
-            known = {name: value for name, (value, _) in bound.items()}
             for name in unknown:
                 value = solution(wanted, name, size, known)
                 if value is not None:
@@ -353,6 +353,18 @@ def solution(
     if slope == 0 or (size - at[0]) % slope:
         return None
     return 1 + (size - at[0]) // slope
+
+
+def _is_line(expression: str, name: str, known: Mapping[str, int]) -> bool:
+    """Whether an expression is linear in a name: not t**2, t // 2 or max(t, 2)."""
+    places = (1, 2, 3, 4, _FAR)
+    at = [_value(expression, {**known, name: n}) for n in places]
+    return at[1] != at[0] and all(
+        x - at[0] == (at[1] - at[0]) * (n - 1) for n, x in zip(places, at, strict=True)
+    )
+
+
+_FAR = 2**31 - 1  # where nothing that is no line lies on that of its first values
 
 
 def _where(expression: str, bound: Mapping[str, tuple[int, Leaf]]) -> str:

@@ -365,6 +365,16 @@ def test_wrong_options_are_refused(options, error, text):
         px.compile(lambda x: x, dims={"x": "b"}, **options)
 
 
+@pytest.mark.parametrize("shape", ["b*b", "b**2", "b // 2", "b % 3", "max(b, 2)"])
+def test_a_size_is_read_off_what_is_linear_in_it(shape):
+    with pytest.raises(ValueError, match=r"from which b cannot be read\.\nName each"):
+        px.compile(jnp.sin, dims={"x": shape})(ones(4))
+    f = px.compile(lambda x, y: x[:1] + y, dims={"x": shape, "y": "b"})
+    for b in (4, 7):
+        size = eval(shape, {"b": b, "max": max})
+        same(f(ones(size), ones(b)), 2 * ones(b))
+
+
 @pytest.mark.parametrize("name", ["max", "mod", "True", "if", "not", "floordiv(b)"])
 def test_a_size_cannot_be_called_like_a_function(name):
     with pytest.raises(ValueError, match="cannot be read"):
