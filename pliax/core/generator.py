@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Inexact, Integer, Key, Shaped, UInt, UInt32
 
+from ._jax import is_symbolic_dim
 from .random_samplers import (
     as_shape,
     bernoulli,
@@ -190,11 +191,13 @@ class Generator:
             out_sharding: where the value shall live.
         """
         options = {"axis": as_index(axis), "independent": bool(independent)}
-        if np.ndim(x):
+        is_size = is_symbolic_dim(x)
+        if not is_size and np.ndim(x):
             return self._draw(
                 permutation, {"x": jnp.asarray(x)}, out_sharding, **options
             )
-        return self._draw(permuted_range, {}, out_sharding, n=as_index(x), **options)
+        n = x if is_size else as_index(x)
+        return self._draw(permuted_range, {}, out_sharding, n=n, **options)
 
     def key(self) -> tuple["Generator", Key[Array, ""]]:
         """Derives a typed Threefry key for the functions of `jax.random`."""

@@ -116,8 +116,8 @@ def bernoulli(
 
 
 def permuted_range(
-    key: Key[Array, ""], n: int, axis: int = 0, independent: bool = False
-) -> Int[Array, "{n}"]:
+    key: Key[Array, ""], n: Any, axis: int = 0, independent: bool = False
+) -> Int[Array, " n"]:
     """The numbers 0, ..., n - 1 in random order; `independent` means nothing here."""
     del independent
     return _unsharded(jax.random.permutation(key, n, axis), 0)

@@ -16,6 +16,7 @@ from hypothesis import given, strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from jaxtyping import TypeCheckError
 
+import pliax as px
 from pliax.core.generator import Generator
 from pliax.core.random_stream import stream_at
 
@@ -620,3 +621,15 @@ def test_high_resolution_resolves_small_probabilities():
     low, high = (Generator(1).bernoulli(p, n, mode)[1] for mode in ("low", "high"))
     assert abs(int(high.sum()) - n * p) < 5 * math.sqrt(n * p)
     assert not np.any(high & ~low)  # a second number only refines the first
+
+
+def test_as_many_numbers_are_permuted_as_an_array_is_long():
+    f = px.compile(
+        lambda x: Generator(0).permutation(x.shape[0])[1],
+        dims={"x": "t"},
+        padding="require",
+    )
+    for t in (1, 5, 8, 13):
+        order = f(jnp.zeros(t))
+        np.testing.assert_array_equal(order, Generator(0).permutation(t)[1])
+    assert f.stats.traces == 1
