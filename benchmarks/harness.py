@@ -41,8 +41,8 @@ class Rival:
 
     ``outcome`` picks from its result what the oracle predicts. What takes less time
     than starting a program is run several ``times`` by one, whose memory is then told.
-    The last ``donated`` arguments are given up to the call, and its results take their
-    places in the next, as in a training loop.
+    The last ``donated`` arguments are given up to the call, and its result, a tuple of
+    as many, takes their places in the next, as in a training loop.
     """
 
     name: str

@@ -21,7 +21,8 @@ from jax.core import Tracer
 from jaxtyping import Array
 
 from pliax.core.manual_axes import varying_axes
-from pliax.kernels import momentum
+from pliax.kernels import look_ahead
+from pliax.kernels._hopper import refused_device
 
 from .matrix_axes import MatrixAxes, matrices
 from .momentum import Momentum
@@ -69,8 +70,9 @@ class Execution:
         results: list[Any] = [None] * len(gradients)
         buffers = list(results)
         given = list(zip(gradients, momenta, axes, strict=True))
-        at_once = [i for i, x in enumerate(given) if self._is_one_pass(*x, how)]
-        rest = [i for i in range(len(given)) if i not in set(at_once)]
+        is_one_pass = [self._is_one_pass(*x, how) for x in given]
+        at_once = [i for i, is_one in enumerate(is_one_pass) if is_one]
+        rest = [i for i, is_one in enumerate(is_one_pass) if not is_one]
         for numbers, run in ((at_once, in_one_pass), (rest, self._in_two)):
             done = run([given[i] for i in numbers], how, rule)
             for i, x, buffer in zip(numbers, *done, strict=True):
@@ -82,12 +84,12 @@ class Execution:
         if self.owners is not None or self._local is not in_stacks:
             return False
         recipe = matrices(axes, G.shape)
-        return (
-            recipe.is_stack
-            and how.dtype == jnp.bfloat16
-            and padded_sides(recipe.stack_shape[1:], how) == recipe.stack_shape[1:]
-            and momentum.refused(G, M, recipe.stack_shape[1:]) is None
-        )
+        if not recipe.is_stack or how.dtype != jnp.bfloat16:
+            return False
+        sides = recipe.stack_shape[1:]
+        if look_ahead.refused(G, M, sides) is not None:
+            return False
+        return padded_sides(sides, how) == sides
 
     def _in_two(
         self, given: Sequence[Given], how: NewtonSchulz, rule: Momentum
@@ -191,8 +193,12 @@ def _owners(mesh: Any, axis: Any) -> tuple[str, ...]:
 
 def _what_stacks_together(x: Stack) -> tuple[Any, ...]:
     """The shape, and where, or over what, an array varies."""
-    devices = None if isinstance(x, Tracer) else frozenset(x.devices())
-    return *x.shape[1:], devices, varying_axes(x)
+    return *x.shape[1:], _devices(x), varying_axes(x)
+
+
+def _devices(x: Any) -> frozenset[Any] | None:
+    is_somewhere = isinstance(x, jax.Array) and not isinstance(x, Tracer)
+    return frozenset(x.devices()) if is_somewhere else None
 
 
 def one_by_one(stacks: Sequence[Stack], how: NewtonSchulz) -> list[Stack]:
@@ -232,14 +238,18 @@ def in_one_pass(
     shapes = [recipe.stack_shape for recipe in recipes]
     results: list[Any] = [None] * len(given)
     buffers = list(results)
-    for numbers in grouped(shape[1:] for shape in shapes):
+    together = [
+        (shape[1:], _devices(G), _devices(M))
+        for shape, (G, M, _) in zip(shapes, given, strict=True)
+    ]
+    for numbers in grouped(together):
         done, sides = None, shapes[numbers[0]][1:]
-        factors = rule.factors(jnp.float32)
+        static = look_ahead.Static(sides, bool(rule.nesterov))
+        factors = jnp.stack(rule.factors(jnp.float32))
         for portion in portions(numbers, [shapes[i] for i in numbers]):
             # Not before the last portion's steps are done, whose stack it may take.
             factors, done = lax.optimization_barrier((factors, done))
-            static = momentum.Static(sides, rule.nesterov)
-            kept, X, sums = momentum.look_ahead(
+            kept, X, sums = look_ahead.stacked(
                 static,
                 factors,
                 [given[i][0].reshape(shapes[i]) for i in portion],
@@ -255,4 +265,7 @@ def in_one_pass(
 
 def padded_sides(sides: tuple[int, ...], how: NewtonSchulz) -> tuple[int, ...]:
     """Of matrices in a stack, filled with zeros where products gain by that."""
-    return tuple(map(whole_pieces, sides)) if how.bears_zeros else sides
+    may_be_fused = how.bears_zeros and how.dtype == jnp.bfloat16
+    if may_be_fused and jax.device_count() == 1 and refused_device() is None:
+        return whole_pieces(sides)
+    return sides

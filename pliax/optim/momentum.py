@@ -27,12 +27,10 @@ class Momentum:
         buffer = self._mixed(G, M).astype(M.dtype)
         return buffer, self._mixed(G, buffer) if self.nesterov else buffer
 
-    def factors(self, dtype: Any) -> Float[Array, "2"]:
+    def factors(self, dtype: Any) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Of G, and of M."""
-        shares = 1 - self.share, self.share
-        return jnp.stack(
-            [jnp.reshape(jnp.asarray(x), ()).astype(dtype) for x in shares]
-        )
+        fresh, kept = (jnp.asarray(x) for x in (1 - self.share, self.share))
+        return jnp.reshape(fresh, ()).astype(dtype), jnp.reshape(kept, ()).astype(dtype)
 
     def _mixed(self, G: Array, M: Array) -> Array:
         """In the gradient's dtype, rounded once."""

@@ -227,7 +227,7 @@ def scale_by_muon(
             axes, default, updates, "Param gradient must be a 2D matrix: "
         )
         gradients, structure = jax.tree.flatten(updates)
-        momenta = structure.flatten_up_to(state.momentum)
+        momenta = jax.tree.leaves(jax.tree.map(lambda _, M: M, updates, state.momentum))
         orthogonal, buffers = run(gradients, momenta, found, iteration, rule)
         directions = [
             _scaled(X, G, matrices(a, G.shape).factors(ratio))

@@ -52,7 +52,7 @@ def grouped(keys: Iterable[Any]) -> list[list[int]]:
 def portions(
     numbers: Sequence[int], shapes: Sequence[tuple[int, ...]]
 ) -> list[list[int]]:
-    """Stacks of one shape in so many portions as are each enough for a device."""
+    """Stacks of one shape in portions that are about enough for a device."""
     grams = sum(count * min(sides) ** 2 for count, *sides in shapes)
     most = len(numbers)
     count = max(1, min(grams // _ENOUGH, most))
@@ -62,10 +62,11 @@ def portions(
     return [part.tolist() for part in parts]
 
 
-def whole_pieces(n: int) -> int:
-    """A side in whole pieces of a fused product, where that is little more."""
-    padded = n + -n % _PIECE
-    return padded if n >= _LONG and padded - n <= _LITTLE * n else n
+def whole_pieces(sides: tuple[int, ...]) -> tuple[int, ...]:
+    """Sides in whole pieces of a fused product, where it serves and that is little."""
+    padded = tuple(n + -n % _PIECE for n in sides)
+    is_little = all(p <= n * (1 + _LITTLE) for p, n in zip(padded, sides, strict=True))
+    return padded if min(sides) >= _LONG and is_little else sides
 
 
 def joined(stacks: Sequence[Stack], sides: tuple[int, ...]) -> Stack:

@@ -119,9 +119,11 @@ def test_the_last_round_in_quarters_is_exact(sizes, transposed, has_addend):
     A = normal(0, (L, K, M) if transposed == "left" else (L, M, K), BF16)
     B = normal(1, (L, N, K) if transposed == "right" else (L, K, N), BF16)
     C = normal(2, (L, M, N), BF16) if has_addend else None
-    in_pairs = N % (2 * schedules.TILE) == 0
+    padded = N + -N % mosaic_gpu.DEPTH
+    in_pairs = padded % (2 * schedules.TILE) == 0
     width, blocks = (2, 4) if in_pairs else (1, 8)
-    schedule = schedules.rectangle(L, M, N, width=width * schedules.TILE, blocks=blocks)
+    width *= schedules.TILE
+    schedule = schedules.rectangle(L, M, padded, width=width, blocks=blocks)
     assert schedule.quarters
     factors = jnp.tile(jnp.array([2.0, 3.0, 0.0]), (L, 1))
     actual = mosaic_gpu.add_product(A, B, C, factors, kind=kind, interpret=True)
@@ -132,6 +134,29 @@ def test_the_last_round_in_quarters_is_exact(sizes, transposed, has_addend):
 
     arrays = (A, B) if C is None else (A, B, C)
     assert_error_rule(actual, wanted(*arrays), in_float64(wanted, *arrays))
+
+
+@pytest.mark.parametrize("sizes", [(6, 256), (3, 300)])
+@pytest.mark.parametrize("transposed", [None, "left", "right"])
+def test_both_sides_of_the_last_round_in_quarters_are_exact(sizes, transposed):
+    L, M = sizes
+    padded = M + -M % mosaic_gpu.DEPTH
+    schedule = schedules.triangle(L, padded, blocks=8)
+    cut = np.arange(schedule.whole, L * schedule.tiles) % schedule.tiles
+    last = schedule.order[cut]
+    assert any(row != column for row, column in last)
+    kind = Kind(True, transposed)
+    X = normal(0, (L, 72, M) if transposed == "left" else (L, M, 72), BF16)
+    if transposed is None:
+        X = (X @ X.mT).astype(BF16)
+    factors = jnp.tile(jnp.array([2.0, 0.0, 0.0]), (L, 1))
+    actual = mosaic_gpu.add_product(X, X, None, factors, kind=kind, interpret=True)
+
+    def wanted(X):
+        return 2 * jnp.matmul(*kind.factors(X, X))
+
+    np.testing.assert_array_equal(actual, actual.mT)
+    assert_error_rule(actual, wanted(X), in_float64(wanted, X))
 
 
 def test_gradients_of_a_factor_that_is_the_addend():

@@ -161,7 +161,7 @@ def _refused_unless_named(arguments: Arguments) -> str | None:
     stack = A.shape[:-2]
     if min(sizes) < _SMALLEST or any(n % schedules.HALF for n in sizes):
         return "smaller products, and those of odd sizes, gain nothing"
-    across, down = (-(-n // schedules.TILE) for n in (rows, columns))
+    down, across = (-(-n // schedules.TILE) for n in (rows, columns))
     if rows * columns < _FILLED * across * down * schedules.TILE**2:
         return "its tiles would reach too far beyond the matrices"
     tiles = math.prod(stack) * across * down

@@ -36,13 +36,14 @@ def rounded_product(
     On a GPU the product rounds. On a CPU XLA may leave that out, and what follows
     would read sums in float32 (xla_allow_excess_precision).
     """
-    at_once = partial(product, dtype=A.dtype, precision=precision)
-    if jnp.finfo(A.dtype).bits >= 32:
-        return at_once(A, B)
 
     def afterwards(A: Array, B: Array) -> Array:
         return rounded(product(A, B, precision=precision), A.dtype)
 
+    at_once = partial(product, dtype=A.dtype, precision=precision)
+    bits = jnp.finfo(A.dtype).bits
+    if bits != 16:
+        return at_once(A, B) if bits > 16 else afterwards(A, B)
     return lax.platform_dependent(A, B, cuda=at_once, default=afterwards)
 
 

@@ -143,7 +143,7 @@ def test_a_derivative_is_that_of_the_formula(name, implementation):
     """With lse in the loss, and queries that see nothing."""
     loss = loss_of(functools.partial(attend, implementation=implementation))
 
-    @quick
+    @jax.jit
     def run(x, rest, t):
         return DERIVATIVES[name](loss, x, rest, t)
 
@@ -210,7 +210,7 @@ def test_what_nobody_sees_may_be_nan(implementation):
         lse = jnp.where(aux.lse == -jnp.inf, 0.0, aux.lse)
         return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.sin(lse))
 
-    @quick
+    @jax.jit
     def run(*x):
         first = jax.value_and_grad(loss, ALL)
         return first(*x), jax.jvp(jax.grad(loss, ALL), x, directions())[1]

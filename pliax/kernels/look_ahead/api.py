@@ -44,7 +44,7 @@ class Static:
     interpret: bool = False
 
 
-def look_ahead(
+def stacked(
     static: Static,
     factors: Float[Array, "2"],
     gradients: Sequence[Float[Array, "_ M N"]],
@@ -61,13 +61,15 @@ def look_ahead(
     Returns:
         Momenta as they were, a stack [L, M, N] in bfloat16, and [L] in float32.
     """
-    return _stacked(static, factors, list(gradients), list(momenta))
+    return _jitted(static, factors, list(gradients), list(momenta))
 
 
 def refused(gradient: Any, momentum: Any, sides: tuple[Any, Any]) -> str | None:
     """Why one pass does not serve matrices of these sides; None if it does."""
     if reason := refused_device() or refused_counting():
         return reason
+    if gradient.shape != momentum.shape:
+        return f"the momentum has another shape: {momentum.shape}"
     given = gradient, momentum
     is_explicit = any(jax.typeof(x).sharding.mesh.explicit_axes for x in given)
     if jax.device_count() > 1 or varying_axes(given) or is_explicit:
@@ -76,7 +78,7 @@ def refused(gradient: Any, momentum: Any, sides: tuple[Any, Any]) -> str | None:
         return "it takes float32 alone"
     if not all(isinstance(n, int) for n in (*gradient.shape, *sides)):
         return f"it needs known sizes, found {gradient.shape}"
-    if not math.prod(sides) or math.prod(sides) % BLOCK:
+    if not math.prod(gradient.shape) or math.prod(sides) % BLOCK:
         return f"matrices are not of whole blocks of {BLOCK}"
     return None
 
@@ -92,6 +94,9 @@ def _stacked(static: Static, *arrays: Any) -> Stacked:
 @_stacked.defjvp
 def _stacked_jvp(static: Static, primals: Any, tangents: Any) -> Any:
     return jax.jvp(partial(_by_xla, static), primals, tangents)
+
+
+_jitted = jax.jit(_stacked, static_argnums=0)  # eager steps would compile each time
 
 
 def _mapped(static: Static) -> Any:

@@ -4,10 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_error_rule, equations, in_float64, normal
+from helpers import (
+    assert_error_rule,
+    compilations,
+    equations,
+    in_float64,
+    normal,
+)
 
-from pliax.kernels import momentum
-from pliax.kernels.momentum import api
+from pliax.kernels import look_ahead
+from pliax.kernels.look_ahead import api
 
 
 COUNTS = (1, 3, 1, 2, 1)  # matrices of each array: more than one kernel takes
@@ -44,7 +50,7 @@ def test_one_pass_is_the_formula(nesterov, interpret, jit):
     static, arrays = operands(nesterov, interpret=interpret)
 
     def run(*arrays):
-        return momentum.look_ahead(static, *arrays)
+        return look_ahead.stacked(static, *arrays)
 
     actual = (jax.jit(run) if jit else run)(*arrays)
     plain = formula(nesterov)
@@ -54,10 +60,18 @@ def test_one_pass_is_the_formula(nesterov, interpret, jit):
 def test_places_are_those_of_the_arrays_and_nothing_else_is_written():
     static, (factors, gradients, momenta) = operands()
     gradients[1] = gradients[1].at[2].set(jnp.nan)
-    _, X, squares = momentum.look_ahead(static, factors, gradients, momenta)
+    _, X, squares = look_ahead.stacked(static, factors, gradients, momenta)
     poisoned = np.isnan(np.asarray(X, np.float32)).all((1, 2))
     assert poisoned.tolist() == np.isnan(squares).tolist() == [i == 3 for i in range(8)]
     assert not np.isnan(np.asarray(X, np.float32)[~poisoned]).any()
+
+
+def test_eager_calls_compile_once():
+    static, arrays = operands(interpret=False, sides=(64, 160))
+    look_ahead.stacked(static, *arrays)
+    with compilations() as built:
+        look_ahead.stacked(static, *arrays)
+    assert not built
 
 
 def test_what_is_mapped_is_the_formula_of_each():
@@ -65,7 +79,7 @@ def test_what_is_mapped_is_the_formula_of_each():
     doubled = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), rest)
 
     def run(*arrays):
-        return momentum.look_ahead(static, factors, *arrays)
+        return look_ahead.stacked(static, factors, *arrays)
 
     many = jax.vmap(run)(*doubled)
     for i in range(2):
@@ -80,7 +94,7 @@ def test_derivatives_are_those_of_the_formula():
     tangents = jax.tree.map(jnp.ones_like, arrays)
 
     def run(*arrays):
-        return momentum.look_ahead(static, *arrays)
+        return look_ahead.stacked(static, *arrays)
 
     actual, plain = (jax.jvp(f, arrays, tangents)[1] for f in (run, formula(True)))
     for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(plain), strict=True):
@@ -91,7 +105,7 @@ def test_derivatives_are_those_of_the_formula():
 
 def test_arrays_of_the_same_shapes_are_one_kernel():
     static, arrays = operands(counts=(1,) * 13)
-    made = equations(lambda *arrays: momentum.look_ahead(static, *arrays), *arrays)
+    made = equations(lambda *arrays: look_ahead.stacked(static, *arrays), *arrays)
     calls = [x.params["jaxpr"] for x in made if x.params.get("name") == "_write"]
     assert len(calls) == 4 and len(set(map(id, calls))) == 2
 
@@ -99,7 +113,7 @@ def test_arrays_of_the_same_shapes_are_one_kernel():
 def program_for_a_gpu(counts, nesterov=True):
     static = api.Static((896, 4864), nesterov)
     matrices = [jax.ShapeDtypeStruct((n, *static.sides), jnp.float32) for n in counts]
-    run = jax.jit(lambda *arrays: momentum.look_ahead(static, *arrays))
+    run = jax.jit(lambda *arrays: look_ahead.stacked(static, *arrays))
     factors = jax.ShapeDtypeStruct((2,), jnp.float32)
     traced = run.trace(factors, matrices, matrices)
     return traced.lower(lowering_platforms=("cuda",)).as_text()
@@ -123,9 +137,9 @@ def hopper(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda *_: 1)
 
 
-def refused(sides=SIDES, dtype=jnp.float32):
-    x = jax.ShapeDtypeStruct((1, *sides), dtype)
-    return momentum.refused(x, x, sides) or ""
+def refused(sides=SIDES, dtype=jnp.float32, count=1, other=None):
+    x, M = (jax.ShapeDtypeStruct((n, *sides), dtype) for n in (count, other or count))
+    return look_ahead.refused(x, M, sides) or ""
 
 
 @pytest.mark.usefixtures("hopper")
@@ -134,10 +148,12 @@ def test_it_serves_whole_blocks_of_float32_on_one_hopper_gpu(mesh_4x2):
     assert "float32 alone" in refused(dtype=jnp.bfloat16)
     assert "blocks of 2048" in refused((64, 95))
     assert "blocks of 2048" in refused((0, 95))
+    assert "blocks of 2048" in refused(count=0)
+    assert "another shape" in refused(other=2)
     assert "known sizes" in refused(jax.export.symbolic_shape("m, 2048*n"))
     explicit = jax.make_mesh((8,), ("x",), (jax.sharding.AxisType.Explicit,))
     x = jax.device_put(jnp.zeros((1, *SIDES)), jax.NamedSharding(explicit, jax.P()))
-    assert "partition" in (momentum.refused(x, x, SIDES) or "")
+    assert "partition" in (look_ahead.refused(x, x, SIDES) or "")
 
 
 def test_it_is_refused_on_a_cpu():

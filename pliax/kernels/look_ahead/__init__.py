@@ -1,3 +1,3 @@
 """Momentum of matrices, whose look-ahead is rounded and stacked in the same pass."""
 
-from .api import Static as Static, look_ahead as look_ahead, refused as refused
+from .api import Static as Static, refused as refused, stacked as stacked
