@@ -186,7 +186,7 @@ def test_momentum_in_one_pass_does_what_two_do(monkeypatch, nesterov, method, re
 def test_a_transposed_momentum_is_no_momentum():
     tx = px.optim.scale_by_muon(execution="stacked")
     G = array(0, 64, 96)
-    with pytest.raises(TypeError, match="96, ?64"):
+    with pytest.raises(TypeError, match=r"96, ?64"):
         tx.update(G, tx.init(G.T))
 
 
