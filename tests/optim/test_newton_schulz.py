@@ -172,6 +172,20 @@ def test_default_matmul_precision_changes_nothing():
             assert program() == plain
 
 
+@pytest.fixture
+def default_platform_alone(monkeypatch):
+    """Programs as they are compiled for a CPU, without what a GPU would run."""
+
+    def by_default(*args, default, **others):
+        return default(*args)
+
+    monkeypatch.setattr(jax.lax, "platform_dependent", by_default)
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.usefixtures("default_platform_alone")
 def test_every_rounding_reaches_the_compiler():
     text = str(jax.make_jaxpr(orthogonalize)(jnp.ones((4, 6))))
     assert text.count("reduce_precision") == 5  # G, X_0 and A, B, X of the loop
@@ -310,6 +324,7 @@ def test_gram_errs_no_more_than_twice_the_standard_method(coefficients, low):
     assert gram <= 2 * standard
 
 
+@pytest.mark.usefixtures("default_platform_alone")
 def test_gram_multiplies_by_the_wide_matrix_four_times():
     made = equations(choose_iteration(method="gram"), jnp.ones((4, 16)))
     products = [x for x in made if x.primitive.name == "dot_general"]
