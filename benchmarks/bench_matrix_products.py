@@ -3,13 +3,15 @@
     python benchmarks/bench_matrix_products.py [--quick] [--output FILE]
 
 A gram case is X X^T, a polynomial b A + c A A of a symmetric A, an update a X + A X.
-The rival of the first is the full product; of the others XLA's product and sum. The
-oracle is float64, on the same device.
+The rival of the first is the full product; of the others XLA's product and sum; and of
+all, where jax-triton is installed, the kernel of Triton. The oracle is float64, on the
+same device.
 """
 
 import argparse
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,9 @@ TIMES = 5 * harness.COPIES
 SHAPES = [
     (1, 1024, 1024), (1, 2048, 2048), (1, 4096, 4096), (1, 4096, 14336),
     (1, 8192, 8192), (72, 896, 4864), (48, 896, 896), (24, 896, 4864), (48, 128, 896),
+    (48, 256, 1024), (5, 200, 328),
 ]  # fmt: skip
+IN_TRITON = {"implementation": "triton"}
 
 
 def rounded_sum(left: Any, right: Any, addend: Any, alpha: float, beta: float) -> Any:
@@ -49,7 +53,12 @@ def cases(shape: tuple[int, int, int]) -> Iterator[harness.Case]:
     X = X / jnp.sqrt(K).astype(X.dtype)
     G = symmetric_matmul(X, implementation="xla")
 
-    def case(kind: str, oracle: Any, arguments: Any, **rivals: Any) -> harness.Case:
+    def case(
+        kind: str, oracle: Any, arguments: Any, ours: Any, full: Any
+    ) -> harness.Case:
+        rivals = {"pliax": ours, "xla": full}
+        if find_spec("jax_triton") is not None:
+            rivals["triton"] = partial(ours, **IN_TRITON)
         made = (
             harness.Rival(name, f, arguments, times=TIMES) for name, f in rivals.items()
         )
@@ -62,17 +71,17 @@ def cases(shape: tuple[int, int, int]) -> Iterator[harness.Case]:
 
     yield case(
         "gram", lambda X: X @ X.mT, (X,),
-        pliax=symmetric_matmul, xla=lambda X: jnp.matmul(X, X.mT),
+        symmetric_matmul, lambda X: jnp.matmul(X, X.mT),
     )  # fmt: skip
     yield case(
         "polynomial", lambda G: C * G @ G + B * G, (G,),
-        pliax=lambda G: symmetric_matmul(G, G, alpha=C, beta=B),
-        xla=lambda G: rounded_sum(G, G, G, C, B),
+        lambda G, **options: symmetric_matmul(G, G, alpha=C, beta=B, **options),
+        lambda G: rounded_sum(G, G, G, C, B),
     )  # fmt: skip
     yield case(
         "update", lambda G, X: G @ X + A * X, (G, X),
-        pliax=lambda G, X: add_matmul(G, X, X, beta=A),
-        xla=lambda G, X: rounded_sum(G, X, X, 1.0, A),
+        lambda G, X, **options: add_matmul(G, X, X, beta=A, **options),
+        lambda G, X: rounded_sum(G, X, X, 1.0, A),
     )  # fmt: skip
 
 

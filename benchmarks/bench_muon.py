@@ -111,46 +111,18 @@ def case(decoder: Decoder) -> harness.Case:
 def step_cases(decoder: Decoder, has_torch: bool) -> Iterator[harness.Case]:
     """Whole steps, which add the update: of Muon, and of AdamW."""
     params, grads = decoder.tree(seed=0), decoder.tree(seed=1)
-    first_layer = {"params": params["layer_0"], "grads": grads["layer_0"]}
     muons = {
         "pliax": px.optim.muon(RATE, DECAY),
         "pliax, gram": px.optim.muon(RATE, DECAY, ns_method="gram"),
         "optax": optax.contrib.muon(RATE, weight_decay=DECAY),
     }
 
-    def first_adamw(params: Any, grads: Any) -> Any:
-        """The mean and the root mean square of one gradient are itself."""
-        return jax.tree.map(
-            lambda W, G: -RATE * (np.sign(G) + DECAY * W), params, grads
-        )
-
-    def step(tx: Any, grads: Any, params: Any, state: Any) -> Any:
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-
     def steps(name: str, first: Any, transformations: dict[str, Any]) -> harness.Case:
-        def stepped() -> Any:
-            wide = [
-                jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
-                for tree in first_layer.values()
-            ]
-            return jax.tree.map(np.add, wide[0], first(*wide))
-
-        rivals = (
-            harness.Rival(
-                who,
-                partial(step, tx),
-                (grads, params, tx.init(params)),
-                lambda x: x[0]["layer_0"],
-                donated=2,
-            )
-            for who, tx in transformations.items()
-        )
         in_torch = partial(torch_optimizer, name.endswith("AdamW"), params, grads)
         return harness.Case(
             name,
-            stepped,
-            tuple(rivals),
+            first_layer_stepped(first, params, grads),
+            tuple(step_rival(*x, params, grads) for x in transformations.items()),
             {"width": decoder.width, "layers": decoder.layers},
             (lambda: [in_torch()]) if has_torch else tuple,
         )
@@ -158,6 +130,35 @@ def step_cases(decoder: Decoder, has_torch: bool) -> Iterator[harness.Case]:
     yield steps(decoder.name, oracle, muons)
     adamw = optax.adamw(RATE, weight_decay=DECAY)
     yield steps(f"{decoder.name}, AdamW", first_adamw, {"optax": adamw})
+
+
+def first_layer_stepped(first: Any, params: Any, grads: Any) -> Any:
+    """The oracle: the first layer after a step, of which `first` says the update."""
+    layers = params["layer_0"], grads["layer_0"]
+
+    def stepped() -> Any:
+        wide = [
+            jax.tree.map(lambda x: np.asarray(x, np.float64), layer) for layer in layers
+        ]
+        return jax.tree.map(np.add, wide[0], first(*wide))
+
+    return stepped
+
+
+def first_adamw(params: Any, grads: Any) -> Any:
+    """The mean and the root mean square of one gradient are itself."""
+    return jax.tree.map(lambda W, G: -RATE * (np.sign(G) + DECAY * W), params, grads)
+
+
+def step_rival(name: str, tx: Any, params: Any, grads: Any) -> harness.Rival:
+    """A step that is given up its parameters and state, and tells the first layer."""
+
+    def step(grads: Any, params: Any, state: Any) -> Any:
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    arguments = (grads, params, tx.init(params))
+    return harness.Rival(name, step, arguments, lambda x: x[0]["layer_0"], donated=2)
 
 
 def torch_optimizer(is_adamw: bool, params: Any, grads: Any) -> harness.Foreign:

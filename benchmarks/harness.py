@@ -9,10 +9,12 @@ each row carries the rival's largest and mean error against the oracle.
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -82,6 +84,13 @@ class Case:
     foreign: Callable[[], Iterable[Foreign]] = tuple
 
 
+# An instruction of the compiled program, or its start where it is asynchronous.
+_COLLECTIVE = re.compile(
+    r" (all-to-all|all-gather|all-reduce|reduce-scatter|collective-permute)"
+    r"(?:-start)?\("
+)
+
+
 @dataclass(frozen=True)
 class _Entry:
     """A compiled rival, with what compiling it cost."""
@@ -125,6 +134,7 @@ class _Entry:
             "compile_s": self.compile_s,
             "hlo_instructions": program.count(" = "),
             "hlo_bytes": len(program),
+            "collectives": dict(Counter(_COLLECTIVE.findall(program))),
             **self.kernels(),
         }
 

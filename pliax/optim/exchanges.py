@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array
 
 from .matrix_axes import Matrices
-from .stacks import Stack, apply_to_stacks, by_shape, cut
+from .stacks import Stack, apply_to_stacks, by_shape, cut, joined
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,11 +110,11 @@ def _one_shape(
     }
     groups = {axis: numbers for axis, numbers in groups.items() if numbers}
     stacks = {
-        axis: jnp.concatenate([held[i].stack for i in numbers])
+        axis: _joined([held[i].stack for i in numbers])
         for axis, numbers in groups.items()
     }
     own = _given_to_owners(stacks, owners)
-    (done,) = run([jnp.concatenate(list(own.values()))])
+    (done,) = run([_joined(list(own.values()))])
     parts = cut(done, [len(x) for x in own.values()])
     back = _given_back(dict(zip(own, parts, strict=True)), owners)
     results: list[Any] = [None] * len(held)
@@ -123,6 +123,10 @@ def _one_shape(
         for i, x in zip(numbers, cut(back[axis], lengths), strict=True):
             results[i] = held[i].restored(x)
     return results
+
+
+def _joined(stacks: list[Stack]) -> Stack:
+    return joined(stacks, stacks[0].shape[1:])
 
 
 def _given_to_owners(stacks: dict[Any, Stack], owners: Owners) -> dict[Any, Stack]:

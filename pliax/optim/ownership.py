@@ -22,6 +22,8 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding
 from jaxtyping import Array
 
+from pliax.core.manual_axes import program_of_one_device
+
 from .exchanges import Owners, exchange
 from .matrix_axes import MatrixAxes, matrices
 from .newton_schulz import NewtonSchulz
@@ -121,7 +123,10 @@ class _Owned:
         ]
 
         def on_each_device(*arrays: Array) -> tuple[Array, ...]:
-            with jax.sharding.use_abstract_mesh(_NO_MESH):  # or Explicit axes are here
+            no_mesh = jax.sharding.use_abstract_mesh(
+                _NO_MESH
+            )  # or it has Explicit axes
+            with no_mesh, program_of_one_device():
                 leaves, recipes, run = self._read(arrays)
                 return exchange(recipes, leaves, kinds, owners, run)
 

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from jax.test_util import check_grads
 
 import pliax as px
+from pliax.core.manual_axes import program_of_one_device
 from pliax.kernels._backends import choose
 from pliax.kernels.matrix_products import add_matmul, backends, mosaic_gpu, schedules
 from pliax.kernels.matrix_products.backends import Arguments, Kind
@@ -448,6 +449,20 @@ def test_the_fused_kernel_is_the_default_where_it_gains():
     assert chosen((20, 512, 512)) == "xla"
     assert chosen((20, 512, 512), has_addend=True) == "mosaic_gpu"
     assert chosen((24, 896, 4864), jnp.float32) == "xla"
+    # XLA's second kernel, which adds, takes as long as a small product.
+    assert chosen((200, 128, 128)) == "xla"
+    assert chosen((200, 128, 128), has_addend=True) == "mosaic_gpu"
+    assert chosen((48, 128, 128), has_addend=True) == "xla"  # too few tiles
+    assert chosen((400, 64, 64), has_addend=True) == "xla"
+
+
+def test_a_program_of_one_device_of_several_takes_the_kernel(monkeypatch):
+    monkeypatch.setattr(backends, "refused_device", lambda: None)
+    assert jax.device_count() > 1
+    assert chosen((24, 896, 4864)) == "xla"
+    with program_of_one_device():
+        assert chosen((24, 896, 4864)) == "mosaic_gpu"
+    assert chosen((24, 896, 4864)) == "xla"
 
 
 @pytest.mark.usefixtures("hopper")
@@ -515,8 +530,10 @@ def test_a_name_never_falls_back():
         symmetric_matmul(jnp.ones((8, 0), BF16), **FUSED)
     with jax.enable_x64(True), pytest.raises(NotImplementedError, match="32 bits"):
         symmetric_matmul(jnp.ones((8, 8), BF16), **FUSED)
-    with pytest.raises(ValueError, match="there is 'mosaic_gpu', 'xla'"):
-        symmetric_matmul(jnp.ones((8, 8)), implementation="triton")
+    with pytest.raises(NotImplementedError, match=r"capability 8\.0 .* found cpu"):
+        symmetric_matmul(jnp.ones((8, 8), BF16), implementation="triton")
+    with pytest.raises(ValueError, match="there is 'mosaic_gpu', 'xla', 'triton'"):
+        symmetric_matmul(jnp.ones((8, 8)), implementation="cutlass")
 
 
 X = np.ones((2, 3, 4), np.float32)

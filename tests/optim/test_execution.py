@@ -17,6 +17,7 @@ from helpers import equations
 from hypothesis import given, settings, strategies as st
 
 import pliax as px
+from pliax.core.manual_axes import may_be_partitioned
 from pliax.kernels.look_ahead import api as look_ahead_api
 from pliax.optim import execution as execution_module, stacks
 from pliax.optim.execution import padded_sides
@@ -282,6 +283,23 @@ def test_whole_matrices_are_gathered_once_for_each_shape():
     mesh = mesh_of(data=8)
     found = collectives(owner(mesh), placed(gpt(), mesh, P()))
     assert found == {"all-gather": 2}
+
+
+@pytest.mark.parametrize("spec", [P("fsdp"), P()])
+def test_no_compiler_divides_what_an_owner_computes(monkeypatch, spec):
+    mesh, seen = mesh_of(fsdp=8), []
+
+    def is_divided(sides, how):
+        seen.append(may_be_partitioned())
+        return sides
+
+    monkeypatch.setattr(execution_module, "padded_sides", is_divided)
+    params = placed(gpt(), mesh, spec)
+    tx = px.optim.muon(RATE, mesh=mesh, execution="owner")
+    monkeypatch.setattr(execution_module.jax, "default_backend", lambda: "gpu")
+    jax.jit(tx.update).lower(params, tx.init(params), params).compile()
+    assert seen[-2:] == [False, False]  # two shapes, of each device's program
+    assert may_be_partitioned()
 
 
 def test_layers_on_different_devices_do_not_travel():

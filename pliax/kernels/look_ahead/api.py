@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pliax.core.manual_axes import varying_axes
+from pliax.core.manual_axes import may_be_partitioned, varying_axes
 from pliax.kernels._hopper import refused_counting, refused_device
 from pliax.kernels.matrix_products import rounded
 
@@ -72,7 +72,7 @@ def refused(gradient: Any, momentum: Any, sides: tuple[Any, Any]) -> str | None:
         return f"the momentum has another shape: {momentum.shape}"
     given = gradient, momentum
     is_explicit = any(jax.typeof(x).sharding.mesh.explicit_axes for x in given)
-    if jax.device_count() > 1 or varying_axes(given) or is_explicit:
+    if may_be_partitioned() or varying_axes(given) or is_explicit:
         return "XLA cannot partition a kernel among several devices"
     if any(x.dtype != jnp.float32 for x in given):
         return "it takes float32 alone"

@@ -37,8 +37,10 @@ def stacked(
         first = 0
         for several in batched(zip(gradients, moved, strict=True), ARRAYS):
             place = jnp.full((1,), first, jnp.int32)
-            _write(static, factors, place, *zip(*several, strict=True), stack, squares)
-            first += sum(G.size // BLOCK for G, _ in several)
+            flat, taken = zip(*((G.reshape(-1), M) for G, M in several), strict=True)
+            options = static.nesterov, static.interpret
+            _write(*options, factors, place, flat, taken, stack, squares)
+            first += sum(G.size // BLOCK for G in flat)
 
     X = jax.lax.empty((matrices * blocks * BLOCK,), jnp.bfloat16)
     sums = jax.lax.empty((matrices * blocks,), jnp.float32)
@@ -48,9 +50,10 @@ def stacked(
     return buffers, X, jnp.sum(sums.reshape(matrices, blocks), axis=1)
 
 
-@partial(jax.jit, static_argnums=0)  # arrays of the same shapes are one kernel
+@partial(jax.jit, static_argnums=(0, 1))  # arrays of the same sizes are one kernel
 def _write(
-    static: Static,
+    nesterov: bool,
+    interpret: bool,
     factors: Array,
     place: Array,
     gradients: tuple[Array, ...],
@@ -59,14 +62,14 @@ def _write(
     squares: Any,
 ) -> None:
     options: dict[str, Any] = {}
-    if static.interpret:
+    if interpret:
         options["interpret"] = plgpu.InterpretGPUParams()
     plgpu.kernel(
-        partial(_thread_block, static.nesterov, len(gradients)),
+        partial(_thread_block, nesterov, len(gradients)),
         grid=(sum(G.size for G in gradients) // BLOCK,),
         grid_names=("blocks",),
         **options,
-    )(factors, place, *(G.reshape(-1) for G in gradients), *momenta, stack, squares)
+    )(factors, place, *gradients, *momenta, stack, squares)
 
 
 def _thread_block(

@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from pliax.core.manual_axes import varying_axes
+from pliax.core.manual_axes import may_be_partitioned, varying_axes
 from pliax.kernels._backends import Backend
 from pliax.kernels._hopper import refused_counting, refused_device
 
@@ -19,9 +20,13 @@ from . import schedules, xla
 
 # Of the time a full product takes: a round of the kernel takes up to a tenth longer
 # than one of the library's, which has larger tiles. With an addend XLA's second kernel
-# takes as long again.
-_WORTHWHILE, _WITH_ADDEND = 0.8, 1.0
+# takes as long again: 1.5 rounds of 48 of (256, 256) took 8 us, and XLA 13 on an H200.
+_WORTHWHILE, _WITH_ADDEND = 0.8, 1.5
 _SMALLEST = 512  # rows, columns and depth: smaller ones were not faster
+# XLA's second kernel takes longer than such a product: for 48 of (128, 128) and
+# (128, 896) the two took 20 us on an H200, and the fused kernel 10.
+_SMALLEST_WITH_ADDEND = 128
+_AMPERE = 8.0  # the first with bfloat16
 _FILLED = 0.9  # of the tiles: what lies beyond a matrix is computed, too
 
 
@@ -76,31 +81,45 @@ def _run_xla(
     return xla.scaled_sum(AB, C, factors, A.dtype, has_shift=kind.has_shift)
 
 
-def _run_mosaic_gpu(
+def _run_mosaic_gpu(*arrays: Any, interpret: int = 0, **static: Any) -> Array:
+    from . import mosaic_gpu  # loads Pallas, which takes a second
+
+    run = partial(mosaic_gpu.add_product, interpret=interpret > 0)
+    return _run_fused(run, *arrays, **static)
+
+
+def _run_triton(*arrays: Any, **static: Any) -> Array:
+    from . import triton  # of an extra
+
+    return _run_fused(triton.add_product, *arrays, **static)
+
+
+def _run_fused(
+    add_product: Callable[..., Array],
     A: Array,
     B: Array,
     C: Any,
     factors: Factors,
     *,
     kind: Kind,
-    precision: Any,  # products of half-precision numbers are exact
-    interpret: int = 0,
+    precision: Any,
 ) -> Array:
-    fused = partial(_fused, kind=kind, interpret=interpret > 0)
+    del precision  # products of half-precision numbers are exact
     numbers = jnp.stack(factors, axis=-1).astype(jnp.float32)
-    return _over_stacks(fused)(A, B, C, numbers)
+    one_stack = partial(_one_stack, partial(add_product, kind=kind), kind)
+    return _over_stacks(one_stack)(A, B, C, numbers)
 
 
-def _fused(
-    A: Array, B: Array, C: Any, factors: Array, *, kind: Kind, interpret: bool
+def _one_stack(
+    add_product: Callable[..., Array], kind: Kind, A: Array, B: Array, *rest: Any
 ) -> Array:
-    from . import mosaic_gpu  # loads Pallas, which takes a second
-
+    """A kernel over the leading axes, as one."""
     if 0 in A.shape:  # after vmap over nothing
         return jnp.zeros((*A.shape[:-2], *kind.sizes(A, B)[:2]), A.dtype)
+    C, factors = rest
     left, right = _as_stack(A, 2), _as_stack(B, 2)
     rest = None if C is None else _as_stack(C, 2), _as_stack(factors, 1)
-    found = mosaic_gpu.add_product(left, right, *rest, kind=kind, interpret=interpret)
+    found = add_product(left, right, *rest)
     return found.reshape(*A.shape[:-2], *found.shape[-2:])
 
 
@@ -136,16 +155,33 @@ def _anything(arguments: Arguments) -> None:
 
 
 def _refused_by_mosaic_gpu(arguments: Arguments) -> str | None:
-    A, B, _ = arguments.arrays
     if "interpret" not in arguments.options and (reason := refused_device()):
         return reason
+    return _refused_by_kernels(arguments) or refused_counting()
+
+
+def _refused_by_triton(arguments: Arguments) -> str | None:
+    device = jax.devices()[0]
+    found = getattr(device, "compute_capability", device.platform)
+    if not found.split(".")[0].isdecimal() or float(found) < _AMPERE:
+        return (
+            f"it runs on NVIDIA GPUs of compute capability {_AMPERE} and newer, found "
+            f"{found}"
+        )
+    if find_spec("jax_triton") is None:
+        return 'it needs jax-triton, which pip install "pliax[triton]" brings'
+    return _refused_by_kernels(arguments)
+
+
+def _refused_by_kernels(arguments: Arguments) -> str | None:
+    A, B, _ = arguments.arrays
     if A.dtype not in (jnp.bfloat16, jnp.float16):
         return f"it takes bfloat16 and float16, found {A.dtype}"
     if not all(isinstance(n, int) for n in (*A.shape, *B.shape)):
         return f"it needs known sizes, found {A.shape}"
     if 0 in A.shape or 0 in B.shape:
         return f"it has no tiles to make of {A.shape}"
-    return refused_counting()
+    return None
 
 
 def _refused_unless_named(arguments: Arguments) -> str | None:
@@ -155,11 +191,12 @@ def _refused_unless_named(arguments: Arguments) -> str | None:
     A, B, C = arguments.arrays
     given = jax.tree.leaves((arguments.arrays, arguments.factors))
     is_explicit = any(jax.typeof(x).sharding.mesh.explicit_axes for x in given)
-    if jax.device_count() > 1 or varying_axes(given) or is_explicit:
+    if may_be_partitioned() or varying_axes(given) or is_explicit:
         return "XLA cannot partition a kernel among several devices"
     rows, columns, _ = sizes = arguments.kind.sizes(A, B)
     stack = A.shape[:-2]
-    if min(sizes) < _SMALLEST or any(n % schedules.HALF for n in sizes):
+    smallest = _SMALLEST if C is None else _SMALLEST_WITH_ADDEND
+    if min(sizes) < smallest or any(n % schedules.HALF for n in sizes):
         return "smaller products, and those of odd sizes, gain nothing"
     down, across = (-(-n // schedules.TILE) for n in (rows, columns))
     if rows * columns < _FILLED * across * down * schedules.TILE**2:
@@ -177,15 +214,17 @@ def _refused_unless_named(arguments: Arguments) -> str | None:
 
 
 BACKENDS = (
-    Backend("xla", _run_xla, _anything, priority=0),
+    Backend("xla", _run_xla, _anything, priority=1),
+    # By name alone: on an H200 the kernel below is as fast or faster everywhere.
+    Backend("triton", _run_triton, _refused_by_triton, priority=0),
     Backend(
         "mosaic_gpu",
         _run_mosaic_gpu,
         _refused_by_mosaic_gpu,
-        priority=1,
+        priority=2,
         options=("interpret",),
         by_default=Backend(
-            "mosaic_gpu", _run_by_platform, _refused_unless_named, priority=1
+            "mosaic_gpu", _run_by_platform, _refused_unless_named, priority=2
         ),
     ),
 )
