@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array
 
 from .matrix_axes import Matrices
-from .stacks import Stack, apply_to_stacks, by_shape, cut, joined
+from .stacks import Stack, apply_to_stacks, by_shape, cut
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,12 +109,14 @@ def _one_shape(
         for axis in (0, None, 1, 2)
     }
     groups = {axis: numbers for axis, numbers in groups.items() if numbers}
+    # Each made in its place (`stacks.joined`) costs more here, unlike on one device: on
+    # two H200s a step took 9.2 instead of 8.8 ms, of whole leaves 13.8 instead of 10.7.
     stacks = {
-        axis: _joined([held[i].stack for i in numbers])
+        axis: jnp.concatenate([held[i].stack for i in numbers])
         for axis, numbers in groups.items()
     }
     own = _given_to_owners(stacks, owners)
-    (done,) = run([_joined(list(own.values()))])
+    (done,) = run([jnp.concatenate(list(own.values()))])
     parts = cut(done, [len(x) for x in own.values()])
     back = _given_back(dict(zip(own, parts, strict=True)), owners)
     results: list[Any] = [None] * len(held)
@@ -123,10 +125,6 @@ def _one_shape(
         for i, x in zip(numbers, cut(back[axis], lengths), strict=True):
             results[i] = held[i].restored(x)
     return results
-
-
-def _joined(stacks: list[Stack]) -> Stack:
-    return joined(stacks, stacks[0].shape[1:])
 
 
 def _given_to_owners(stacks: dict[Any, Stack], owners: Owners) -> dict[Any, Stack]:

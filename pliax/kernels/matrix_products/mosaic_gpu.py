@@ -14,7 +14,7 @@ References:
     Thakkar et al., "CUTLASS", 2023, the ping-pong schedule for Hopper.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -52,6 +52,23 @@ def add_product(
 
     A or B is given as its transpose if the kind says so.
     """
+    # As few kernels as may be, as each takes half a second to compile: of symmetric
+    # factors either may be transposed, and where it can X X^T has an addend at hand,
+    # which it ignores, to be the kernel of b A + c A A.
+    kind = replace(kind, has_scale=True)
+    if kind.is_symmetric and kind.transposed is None:
+        kind = replace(kind, transposed="right")
+    has_addend = jnp.full((len(A), 1), C is not None, jnp.float32)
+    factors = jnp.concatenate([factors, has_addend], axis=1)
+    if kind.is_symmetric and A.shape[1] == A.shape[2]:
+        C = A if C is None else C
+    return _add_product(A, B, C, factors, kind, interpret)
+
+
+@partial(jax.jit, static_argnums=(4, 5))
+def _add_product(
+    A: Array, B: Array, C: Array | None, factors: Array, kind: Kind, interpret: bool
+) -> Array:
     rows, columns, _ = kind.sizes(A, B)
     A, B, C = _padded(A), _padded(B), None if C is None else _padded(C)
     L, (M, N, K) = len(A), kind.sizes(A, B)
@@ -67,8 +84,13 @@ def add_product(
 
 
 def _padded(X: Array) -> Array:
-    """Filled with zeros up to whole swizzled rows, which Mosaic asks for."""
-    widths = [(0, 0), *((0, -n % DEPTH) for n in X.shape[1:])]
+    """Filled with zeros up to whole swizzled rows, which Mosaic asks for.
+
+    And to a tile at least: a store of 64 columns that begins behind the last of 64 is
+    not left out, but lands on those (an H200 with jax 0.11.2; JAX's interpreter leaves
+    it out).
+    """
+    widths = [(0, 0), *((0, max(TILE, n + -n % DEPTH) - n) for n in X.shape[1:])]
     return jnp.pad(X, widths) if any(w for _, w in widths) else X
 
 
@@ -250,7 +272,8 @@ class _ThreadBlock:
         x = pl.run_scoped(
             partial(self.multiply, group, n, side), plgpu.ACC((side, side), jnp.float32)
         )
-        alpha, beta, gamma = (self.arrays["factors"][place[0], i] for i in range(3))
+        factors = [self.arrays["factors"][place[0], i] for i in range(4)]
+        alpha, beta, gamma, has_addend = factors
         x = x * alpha
         if self.kernel.kind.has_shift:
             x = jnp.where(_on_diagonal(x.shape, *place[1:]), x + gamma, x)
@@ -258,7 +281,8 @@ class _ThreadBlock:
         if "C" in self.arrays:
             self.await_addend(group, *place, panels, start=False)
             given = [panel[...].astype(jnp.float32) for panel in panels]
-            parts = [x + beta * c for x, c in zip(parts, given, strict=True)]
+            given = [jnp.where(has_addend > 0, beta * c, 0.0) for c in given]
+            parts = [x + c for x, c in zip(parts, given, strict=True)]
         self.store(*place, panels, [x.astype(self.kernel.dtype) for x in parts])
 
     def panels(self, group: Any, side: int) -> list[Any]:

@@ -8,7 +8,7 @@ GPUs is a rival of it, with which it shares the order of the tiles.
 import jax
 import jax.numpy as jnp
 import jax_triton  # pyright: ignore[reportMissingImports]  # of the extra "triton"
-import triton  # pyright: ignore[reportMissingImports]
+import triton  # pyright: ignore[reportMissingImports]  # not this module
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from jaxtyping import Array, Float
 
@@ -59,7 +59,7 @@ def add_product(
     )
 
 
-@triton.jit
+@triton.jit  # pyright: ignore[reportAttributeAccessIssue]
 def _make_tile(
     A, B, C, factors, order, result,
     tiles: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
@@ -99,7 +99,7 @@ def _make_tile(
             tl.store(across, tl.trans(found), is_there)
 
 
-@triton.jit
+@triton.jit  # pyright: ignore[reportAttributeAccessIssue]
 def _piece(
     X, rows, columns, M: tl.constexpr, N: tl.constexpr, is_turned: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr,
