@@ -281,7 +281,8 @@ class _ThreadBlock:
         if "C" in self.arrays:
             self.await_addend(group, *place, panels, start=False)
             given = [panel[...].astype(jnp.float32) for panel in panels]
-            given = [jnp.where(has_addend > 0, beta * c, 0.0) for c in given]
+            is_there = jnp.broadcast_to(has_addend, given[0].shape) > 0
+            given = [jnp.where(is_there, beta * c, 0.0) for c in given]
             parts = [x + c for x, c in zip(parts, given, strict=True)]
         self.store(*place, panels, [x.astype(self.kernel.dtype) for x in parts])
 
