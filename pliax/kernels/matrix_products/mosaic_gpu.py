@@ -14,7 +14,7 @@ References:
     Thakkar et al., "CUTLASS", 2023, the ping-pong schedule for Hopper.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -52,23 +52,6 @@ def add_product(
 
     A or B is given as its transpose if the kind says so.
     """
-    # As few kernels as may be, as each takes half a second to compile: of symmetric
-    # factors either may be transposed, and where it can X X^T has an addend at hand,
-    # which it ignores, to be the kernel of b A + c A A.
-    kind = replace(kind, has_scale=True)
-    if kind.is_symmetric and kind.transposed is None:
-        kind = replace(kind, transposed="right")
-    has_addend = jnp.full((len(A), 1), C is not None, jnp.float32)
-    factors = jnp.concatenate([factors, has_addend], axis=1)
-    if kind.is_symmetric and A.shape[1] == A.shape[2]:
-        C = A if C is None else C
-    return _add_product(A, B, C, factors, kind, interpret)
-
-
-@partial(jax.jit, static_argnums=(4, 5))
-def _add_product(
-    A: Array, B: Array, C: Array | None, factors: Array, kind: Kind, interpret: bool
-) -> Array:
     rows, columns, _ = kind.sizes(A, B)
     A, B, C = _padded(A), _padded(B), None if C is None else _padded(C)
     L, (M, N, K) = len(A), kind.sizes(A, B)
@@ -272,8 +255,7 @@ class _ThreadBlock:
         x = pl.run_scoped(
             partial(self.multiply, group, n, side), plgpu.ACC((side, side), jnp.float32)
         )
-        factors = [self.arrays["factors"][place[0], i] for i in range(4)]
-        alpha, beta, gamma, has_addend = factors
+        alpha, beta, gamma = (self.arrays["factors"][place[0], i] for i in range(3))
         x = x * alpha
         if self.kernel.kind.has_shift:
             x = jnp.where(_on_diagonal(x.shape, *place[1:]), x + gamma, x)
@@ -281,9 +263,7 @@ class _ThreadBlock:
         if "C" in self.arrays:
             self.await_addend(group, *place, panels, start=False)
             given = [panel[...].astype(jnp.float32) for panel in panels]
-            is_there = jnp.broadcast_to(has_addend, given[0].shape) > 0
-            given = [jnp.where(is_there, beta * c, 0.0) for c in given]
-            parts = [x + c for x, c in zip(parts, given, strict=True)]
+            parts = [x + beta * c for x, c in zip(parts, given, strict=True)]
         self.store(*place, panels, [x.astype(self.kernel.dtype) for x in parts])
 
     def panels(self, group: Any, side: int) -> list[Any]:
