@@ -6,6 +6,7 @@ this file is the one that changes.
 """
 
 import functools
+import inspect
 import operator
 import types
 from collections.abc import Callable, Hashable, Sequence
@@ -42,6 +43,7 @@ from jax._src.numpy import (
     hijax as _hijax,
     indexing as _indexing,
     lax_numpy as _lax_numpy,
+    setops as _setops,
 )
 from jax._src.random import core as _random
 from jax._src.random.prng import iota_2x32_shape as iota_2x32_shape
@@ -268,6 +270,50 @@ def squeeze_by_size(kind: type, is_one: Callable[[Any], bool]) -> None:
     _lax_numpy._squeeze = squeezed
 
 
+def roll_by_size(kind: type, may_be_empty: Callable[[Any], bool]) -> None:
+    """Has jnp.roll take a constant as it takes a scalar where there may be nothing.
+
+    Its shorter way divides by the size.
+    """
+    roll = _lax_numpy._roll_static
+
+    def rolled(a: Any, shift: Any, axis: Any) -> Any:
+        sizes = [a.shape[i] for i in axis]
+        if any(type(n) is kind and may_be_empty(n) for n in sizes):
+            return _lax_numpy._roll_dynamic(a, jnp.asarray(shift), axis)
+        return roll(a, shift, axis)
+
+    _lax_numpy._roll_static = rolled
+
+
+def unique_by_size(kind: type, require_some: Callable[[Any, str], None]) -> None:
+    """Has jnp.unique state that there is something, where it would do without.
+
+    Of arrays without elements it raises, or gives results of other shapes.
+    """
+    unique = _setops._unique
+    signature = inspect.signature(unique)
+
+    @functools.wraps(unique)
+    def found(ar: Any, axis: int, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(ar, axis, *args, **kwargs)
+        given.apply_defaults()
+        why, n = _why_unique_wants_some(given.arguments), ar.shape[axis]
+        if why and type(n) is kind:
+            require_some(n, f"jnp.unique: {why}")
+        return unique(ar, axis, *args, **kwargs)
+
+    _setops._unique = found
+
+
+def _why_unique_wants_some(given: dict[str, Any]) -> str:
+    if given["size"] and given["fill_value"] is None:
+        return "an array without elements needs a fill_value"
+    if given["return_index"] or given["return_counts"]:
+        return "of an array without elements the results have other shapes"
+    return ""
+
+
 def iterate_by_size(kind: type, length: Callable[[Any], int]) -> None:
     """Has `for row in x` ask a size for its value, as len does."""
     iterate: Any = _core.ShapedArray._iter
@@ -326,6 +372,16 @@ def may_call_equal_sizes_different(frame: types.FrameType) -> bool:
     name = frame.f_globals.get("__name__", "")
     function = frame.f_code.co_qualname.partition(".")[0]
     return not name.startswith(_LIBRARY) or function in _RIGHT_EITHER_WAY
+
+
+# They shorten the way for arrays without elements: the long one gives the same.
+_RIGHT_FOR_NOTHING = {"_unique", "_unique_sorted_mask"}
+
+
+def may_call_nothing_something(frame: types.FrameType) -> bool:
+    """Whether JAX's code in a frame is right for no elements if told there are some."""
+    name = frame.f_globals.get("__name__", "")
+    return name.startswith(_LIBRARY) and frame.f_code.co_name in _RIGHT_FOR_NOTHING
 
 
 def extreme_of_dimensions(kind: str, a: Any, b: Any) -> Any:

@@ -346,13 +346,18 @@ def check(condition: Any, message: str = "") -> None:
     what = condition if hasattr(condition, "assumptions") else "the condition"
     text = f"px.check: {message or f'{what} does not hold'}\n  at {place}"
     if answer is None and not condition.assumptions.has_hints(condition):
-        state_p.bind(condition=condition, text=text)
-        condition.assumptions.learn(condition, place)
+        state(condition, text, place)
         return
     if answer is None:
         answer = condition.assumptions.decide(condition, frame)
     if not answer:
         raise ValueError(text)
+
+
+def state(condition: Condition, text: str, place: Any) -> None:
+    """Asserts at run time what only the device knows; from now on it is known."""
+    state_p.bind(condition=condition, text=text)
+    condition.assumptions.learn(condition, place)
 
 
 # A condition to be computed on the device: an equation without operands or results.

@@ -34,6 +34,7 @@ from ._jax import (
     asks_whether_windows_fit,
     extreme_of_dimensions,
     may_call_equal_sizes_different,
+    may_call_nothing_something,
 )
 from .callers import asks_if_all_are_equal, hashes_harmlessly
 from .collapse import (
@@ -229,6 +230,9 @@ class Assumptions:
         if not is_from_jax:
             return condition
         if relation in ("==", "!="):
+            is_about_nothing = b == 0 and not self.has_hints(condition)
+            if is_about_nothing and may_call_nothing_something(frame):
+                return relation == "!="
             if self._must_know(a, b, frame):
                 return self.decide(condition, frame, may_collapse=True)
             if not self._is_to_decide(a, b):

@@ -19,13 +19,16 @@ from ._jax import (
     concrete_by_size,
     equiv_by_size,
     iterate_by_size,
+    roll_by_size,
     search_by_size,
     shuffle_by_size,
     sort_orders,
     squeeze_by_size,
+    unique_by_size,
 )
-from .conditions import Condition
+from .conditions import Condition, state
 from .dims import Size, is_asked_by_jax
+from .provenance import user_place
 
 
 @functools.partial(jax.jit, static_argnames=("side", "dtype"))
@@ -61,23 +64,51 @@ def shuffled(key: jax.Array, x: jax.Array, axis: int) -> jax.Array:
     """The elements of an array in random order: sorted by random numbers, in rounds.
 
     n elements take ceil(3 log(n) / log(2^32 - 1)) rounds in JAX (see there). Up to
-    1,625 that is one (of one element JAX makes none, which is as good).
+    1,625 that is one (of one element JAX makes none, which is as good). Where only the
+    device knows how many elements there are, it takes the others or not.
 
     Args:
         key: a random key.
         x: an array of symbolic size.
         axis: along which it is shuffled.
     """
-    rounds = 1 + sum(bool(x.size > most) for most in _MOST)
-    for _ in range(rounds):
-        key, subkey = jax.random.split(key)
-        order = jax.random.bits(subkey, x.shape, jnp.uint32)
-        _, x = lax.sort_key_val(order, x, axis)
-    return x
+
+    def one(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        key, subkey = jax.random.split(state[0])
+        order = jax.random.bits(subkey, state[1].shape, jnp.uint32)
+        return key, lax.sort_key_val(order, state[1], axis)[1]
+
+    found = one((key, x))
+    for most in _MOST:
+        is_wanted = x.size > most
+        if _is_unknown(is_wanted):
+            found = lax.cond(is_wanted, one, lambda state: state, found)
+        elif is_wanted:
+            found = one(found)
+    return found[1]
 
 
 # As many elements as one round shuffles, and two: powers of 2^32 - 1 by thirds.
 _MOST = (1625, 2642245)
+
+
+def _is_unknown(asked: Any) -> bool:
+    """Whether only the device has the answer to a question about sizes."""
+    is_open = isinstance(asked, Condition)
+    return is_open and not asked.assumptions.has_hints(asked)
+
+
+def may_be_empty(n: Size) -> bool:
+    """Whether only the device knows if an axis has elements."""
+    return _is_unknown(n == 0)
+
+
+def require_some(n: Size, text: str) -> None:
+    """Asserts at run time that an axis has elements, where only the device knows."""
+    asked: Any = n >= 1
+    if _is_unknown(asked):
+        place = user_place(sys._getframe())
+        state(asked, f"{text}\n  at {place}", place)
 
 
 def is_one(n: Any) -> bool:
@@ -99,4 +130,6 @@ concrete_by_size(Size)
 equiv_by_size(Size)
 compare_types_by_size(Size, is_asked_by_jax)
 squeeze_by_size(Size, is_one)
+roll_by_size(Size, may_be_empty)
+unique_by_size(Size, require_some)
 iterate_by_size(Size, rows)
