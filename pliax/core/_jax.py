@@ -160,6 +160,50 @@ def shuffle_by_size(kind: type, shuffled: Callable[..., Any]) -> None:
     _random._shuffle = choose
 
 
+def scan_by_size(kind: type, scanned: Callable[..., Any]) -> None:
+    """Has derivatives of running reductions scan axes of symbolic size by another."""
+    scan = _loops.associative_scan
+    known = (_lax.mul, _lax.max, _lax.min, _loops.logaddexp)
+
+    def associative_scan(
+        fn: Any, elems: Any, reverse: bool = False, axis: int = 0
+    ) -> Any:
+        if fn in known and type(elems.shape[axis]) is kind:
+            return scanned(fn, elems, axis, reverse)
+        return scan(fn, elems, reverse, axis)
+
+    _loops.associative_scan = associative_scan
+
+
+def arange_by_size(
+    kind: type, ranged: Callable[[Any, Any, Any, Any], Any], *others: type
+) -> None:
+    """Has jnp.arange with floats, or in a short float, up to a size count otherwise.
+
+    Args:
+        kind: the class of sizes.
+        ranged: `(start, stop, step, dtype)` to the array; None leaves it to JAX.
+        others: classes of numbers that are computed of sizes.
+    """
+    arange = _lax_numpy._arange
+
+    def of_sizes(
+        start: Any,
+        stop: Any = None,
+        step: Any = None,
+        dtype: Any = None,
+        out_sharding: Any = None,
+    ) -> Any:
+        given = start, stop, step
+        found = None
+        if out_sharding is None and any(type(x) in (kind, *others) for x in given):
+            ends = (0, start) if stop is None else (start, stop)
+            found = ranged(*ends, step, dtype)
+        return arange(*given, dtype, out_sharding) if found is None else found
+
+    _lax_numpy._arange = of_sizes
+
+
 def concrete_by_size(kind: type) -> None:
     """Lets a symbolic size be the length of a scan and the range of a permutation."""
     infer = _loops._infer_scan_length

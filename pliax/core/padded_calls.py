@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
 
-from ._jax import Primitive, batching
+from ._jax import Primitive, ad, batching
 from .dims import Size
 from .jaxprs import ClosedFunction
 
@@ -90,17 +90,24 @@ def _programs(values: Sequence[Any]) -> list[Any]:
 
 
 def padded_call(
-    name: str, function: Callable[..., Any], args: Any, results: Any
+    name: str,
+    function: Callable[..., Any],
+    args: Any,
+    results: Any,
+    *,
+    is_differentiable: bool = False,
 ) -> Any:
     """Calls a function that runs in a bucket, from a trace for symbolic sizes.
 
     Args:
         name: what refusals call it.
         function: ``(bucket, *args)`` to results, where `bucket` is an `InBucket`, and
-            arrays of `args` are physical, with 0 in their padding. JAX does not
-            differentiate it; it is mapped by `jax.vmap`.
+            arrays of `args` are physical, with 0 in their padding. It is mapped by
+            `jax.vmap`.
         args: a tuple of pytrees of arrays.
         results: a pytree of `jax.ShapeDtypeStruct`, of symbolic shapes.
+        is_differentiable: whether JAX may differentiate the function where it is. Then
+            a cotangent of 0 in the padding of a result must be 0 times what is finite.
 
     Returns:
         Arrays of the shapes of `results`.
@@ -108,7 +115,13 @@ def padded_call(
     leaves, tree = jax.tree.flatten(args)
     avals, out_tree = jax.tree.flatten(results)
     values = padded_call_p.bind(
-        *leaves, name=name, function=function, tree=tree, avals=tuple(avals)
+        *leaves,
+        name=name,
+        function=function,
+        tree=tree,
+        avals=tuple(avals),
+        is_differentiable=is_differentiable,
+        known=len(leaves),
     )
     return jax.tree.unflatten(out_tree, values)
 
@@ -148,4 +161,78 @@ def _batched(
     return results, [0] * len(avals)
 
 
+# --- derivatives ----------------------------------------------------------------------
+
+
+def _jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    function: Any,
+    tree: Any,
+    is_differentiable: bool,
+    **rest: Any,
+) -> tuple[list[Any], list[Any]]:
+    """The tangents are another call, linear in those that come in."""
+    if not is_differentiable:
+        name = rest["name"]
+        raise NotImplementedError(f"{name} has no derivative in a bucket")
+    moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
+
+    def derivative(bucket: Any, primals: Any, tangents: Any) -> Any:
+        def of_moving(*xs: Any) -> Any:
+            values = dict(enumerate(primals)) | dict(zip(moving, xs, strict=True))
+            args = jax.tree.unflatten(tree, list(values.values()))
+            return jax.tree.leaves(function(bucket, *args))
+
+        return jax.jvp(of_moving, [primals[i] for i in moving], tangents)[1]
+
+    args = list(primals), [tangents[i] for i in moving]
+    leaves, tree_of_both = jax.tree.flatten(args)
+    options = {**rest, "is_differentiable": True}
+    results = padded_call_p.bind(*primals, function=function, tree=tree, **options)
+    options["known"] = len(primals)
+    changes = padded_call_p.bind(
+        *leaves, function=derivative, tree=tree_of_both, **options
+    )
+    return results, changes
+
+
+def _transposed(
+    cotangents: Sequence[Any],
+    *values: Any,
+    function: Any,
+    tree: Any,
+    known: int,
+    avals: Any,
+    **rest: Any,
+) -> list[Any]:
+    """The cotangents of the operands after the known ones, in which it is linear."""
+    unknown = [x.aval for x in values[known:]]
+
+    def back(bucket: Any, first: Any, cotangents: Any) -> Any:
+        def forward(*xs: Any) -> Any:
+            args = jax.tree.unflatten(tree, [*first, *xs])
+            return jax.tree.leaves(function(bucket, *args))
+
+        shapes = [tuple(map(bucket.length, a.shape)) for a in unknown]
+        pairs = zip(shapes, unknown, strict=True)
+        xs = [jax.ShapeDtypeStruct(shape, a.dtype) for shape, a in pairs]
+        return list(jax.linear_transpose(forward, *xs)(cotangents))
+
+    args = list(values[:known]), [ad.instantiate_zeros(ct) for ct in cotangents]
+    leaves, tree_of_both = jax.tree.flatten(args)
+    found = padded_call_p.bind(
+        *leaves,
+        function=back,
+        tree=tree_of_both,
+        known=known,
+        avals=tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in unknown),
+        **rest,
+    )
+    return [None] * known + found
+
+
 batching.primitive_batchers[padded_call_p] = _batched
+ad.primitive_jvps[padded_call_p] = _jvp
+ad.primitive_transposes[padded_call_p] = _transposed

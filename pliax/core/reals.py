@@ -113,14 +113,15 @@ class Real:
         return _joined("abs", [self])
 
     def __floor__(self) -> Any:
-        integers = self._quotient()
+        integers = self.quotient
         return operator.floordiv(*integers) if integers else math.floor(float(self))
 
     def __ceil__(self) -> Any:
-        integers = self._quotient()
+        integers = self.quotient
         return -(-integers[0] // integers[1]) if integers else math.ceil(float(self))
 
-    def _quotient(self) -> tuple[Any, Any] | None:
+    @property
+    def quotient(self) -> tuple[Any, Any] | None:
         """The two integers or sizes, below 2^31, whose quotient is rounded here."""
         parts = quotient(self.formula)
         if parts is None or any(isinstance(x, int) and abs(x) >= 2**31 for x in parts):

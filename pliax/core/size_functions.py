@@ -6,6 +6,7 @@ question about the size, which leaves a guard. The results are JAX's, bit for bi
 """
 
 import functools
+import math
 import sys
 from typing import Any
 
@@ -15,11 +16,13 @@ import numpy as np
 from jax import lax
 
 from ._jax import (
+    arange_by_size,
     compare_types_by_size,
     concrete_by_size,
     equiv_by_size,
     iterate_by_size,
     roll_by_size,
+    scan_by_size,
     search_by_size,
     shuffle_by_size,
     sort_orders,
@@ -27,8 +30,10 @@ from ._jax import (
     unique_by_size,
 )
 from .conditions import Condition, state
-from .dims import Size, is_asked_by_jax
+from .dims import Size, is_asked_by_jax, larger
+from .padded_calls import InBucket, padded_call
 from .provenance import user_place
+from .reals import Real
 
 
 @functools.partial(jax.jit, static_argnames=("side", "dtype"))
@@ -92,6 +97,94 @@ def shuffled(key: jax.Array, x: jax.Array, axis: int) -> jax.Array:
 _MOST = (1625, 2642245)
 
 
+def scanned(combine: Any, x: jax.Array, axis: int, is_reverse: bool) -> jax.Array:
+    """Each element combined with all before it: JAX's associative scan, bit for bit.
+
+    In which order elements are combined depends on none of those that follow. So the
+    scan is that of the bucket; what ends in its padding is 0 and has no derivative.
+
+    Args:
+        combine: of two arrays, element by element.
+        x: an array.
+        axis: one of symbolic size.
+        is_reverse: whether to combine with all after it.
+    """
+    if is_reverse:
+        return lax.rev(scanned(combine, lax.rev(x, (axis,)), axis, False), (axis,))
+    n = x.shape[axis]
+
+    def run(bucket: InBucket, x: jax.Array) -> jax.Array:
+        if not bucket.is_padded(n):
+            return lax.associative_scan(combine, x, axis=axis)
+        shape = [1] * axis + [x.shape[axis]] + [1] * (x.ndim - axis - 1)
+        inside = lax.broadcasted_iota(jnp.int32, shape, axis) < bucket.count(n)
+        among_valid = functools.partial(_among_valid, combine)
+        return lax.associative_scan(among_valid, (x, inside), axis=axis)[0]
+
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    name = "associative_scan"
+    return padded_call(name, run, (x,), like, is_differentiable=True)
+
+
+def _among_valid(combine: Any, left: Any, right: Any) -> Any:
+    """The combination of two parts of a scan, if the last element of both is valid.
+
+    What is not does not reach `combine`: its derivative there may be infinite.
+    """
+    (a, _), (b, inside) = left, right
+    a, b = (jnp.where(inside, x, jnp.zeros_like(x)) for x in (a, b))
+    found = combine(a, b)
+    return jnp.where(inside, found, jnp.zeros_like(found)), inside
+
+
+def ranged(start: Any, stop: Any, step: Any, dtype: Any) -> jax.Array | None:
+    """jnp.arange with floats among its arguments, or in a short float.
+
+    JAX counts the elements by ceil((stop - start) / step) of floats. Where these are
+    small multiples of powers of 2 nothing is rounded, and the count is a size.
+
+    Returns:
+        The array; None where JAX knows what to do, or nobody does.
+    """
+    numbers = [x for x in (start, stop, step) if x is not None]
+    dtype = jnp.dtype(dtype or jnp.result_type(*numbers))
+    is_short = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    has_floats = any(isinstance(x, float | Real) for x in numbers)
+    ends: Any = [_ratio(x) for x in (start, stop, 1 if step is None else step)]
+    if not (has_floats or is_short) or None in ends or isinstance(start, Real):
+        return None
+    (a, b), (c, d), (e, f) = ends
+    if isinstance(e, Size) or e == 0:
+        return None
+    sign = 1 if e > 0 else -1
+    distance, gap = sign * (c * b - a * d) * f, sign * b * d * e
+    size = larger(0, distance + gap - 1) // gap
+    if step is not None:
+        working = jnp.dtype("float32") if is_short else dtype
+        rest = jnp.asarray(step, working) * lax.iota(working, size)
+        return (jnp.asarray(start, working) + rest).astype(dtype)
+    rest = lax.iota(dtype, size)
+    is_zero = not isinstance(start, Size) and start == 0
+    return rest if is_zero else jnp.asarray(start, dtype) + rest
+
+
+_DENOMINATORS = 2**20  # of floats that are computed with exactly
+
+
+def _ratio(x: Any) -> tuple[Any, int] | None:
+    """A number as a quotient with a power of 2 below, if it is one of small numbers."""
+    if isinstance(x, Size):
+        return x, 1
+    if isinstance(x, Real):
+        parts: Any = x.quotient
+        is_exact = parts and isinstance(parts[1], int) and parts[1].bit_count() == 1
+        return parts if is_exact and parts[1] <= _DENOMINATORS else None
+    if type(x) not in (int, float, np.float64) or not math.isfinite(x):
+        return None
+    a, b = x.as_integer_ratio()
+    return (a, b) if abs(a) < 2**31 and b <= _DENOMINATORS else None
+
+
 def _is_unknown(asked: Any) -> bool:
     """Whether only the device has the answer to a question about sizes."""
     is_open = isinstance(asked, Condition)
@@ -131,5 +224,7 @@ equiv_by_size(Size)
 compare_types_by_size(Size, is_asked_by_jax)
 squeeze_by_size(Size, is_one)
 roll_by_size(Size, may_be_empty)
+scan_by_size(Size, scanned)
+arange_by_size(Size, ranged, Real)
 unique_by_size(Size, require_some)
 iterate_by_size(Size, rows)

@@ -136,3 +136,115 @@ def test_covariances_have_one_program(measure):
             f(x), measure(jnp.stack([x, x * x])), rtol=1e-5, atol=1e-6
         )
     assert f.stats.traces == 1
+
+
+# Running reductions -------------------------------------------------------------------
+
+RUNNING = ["cumprod", "cummax", "cummin", "cumlogsumexp"]
+
+
+def contents(kind):
+    """Numbers of a size: with ties and zeros, or also infinite and none."""
+    odd = [np.inf, -np.inf, np.nan] if kind == "odd" else []
+
+    def of(sizes):
+        rng = np.random.default_rng(sizes["t"])
+        return (rng.choice(np.array([-1, 0, 0.5, 1, 2, *odd], np.float32), sizes["t"]),)
+
+    return of
+
+
+def weights(x):
+    return 1 + jnp.arange(x.shape[0], dtype=jnp.float32)
+
+
+@pytest.mark.parametrize("kind", ["ties", "odd"])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", RUNNING)
+def test_gradients_of_running_reductions_are_those_of_jax(name, reverse, kind):
+    def f(x):
+        return jnp.sum(weights(x) * getattr(jax.lax, name)(x, reverse=reverse))
+
+    def both(x):
+        return jax.grad(f)(x), jax.jvp(f, (x,), (weights(x),))[1]
+
+    tolerance = 1e-6 if name == "cumlogsumexp" else 0.0  # the others are dyadic here
+    check_each(both, ("t",), contents(kind), CHOICES, HIGH, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_second_derivatives_and_batches_of_running_reductions(name):
+    def f(x):
+        return jnp.sum(weights(x) * getattr(jax.lax, name)(x))
+
+    def rows(x):
+        return jnp.stack([x, x + 1], axis=1) * weights(x)[:, None]
+
+    def batches(x):
+        y = rows(x)
+        return jax.vmap(jax.grad(f), 1)(y), jax.vmap(jax.grad(f))(y @ y.T)
+
+    def second(x):
+        return jax.hessian(f)(x), jax.grad(lambda y: jnp.sum(jax.grad(f)(y) ** 2))(x)
+
+    check_each(second, ("t",), contents("ties"), CHOICES[:3], HIGH, tolerance=1e-5)
+    check_each(batches, ("t",), contents("ties"), CHOICES[:3], HIGH, tolerance=1e-5)
+
+
+def test_running_reductions_have_gradients_over_any_axis_of_several():
+    def f(x):
+        return jnp.sum(jnp.cumprod(x, 1) ** 2) + jnp.sum(jax.lax.cummax(x, axis=0) ** 2)
+
+    def args(sizes):
+        rng = np.random.default_rng(sizes["t"])
+        return (rng.integers(-2, 3, (sizes["b"], sizes["t"])).astype(np.float32) / 2,)
+
+    choices = [{"b": 2, "t": 5}, {"b": 1, "t": 1}, {"b": 4, "t": 3}, {"b": 3, "t": 8}]
+    check_each(jax.grad(f), ("b, t",), args, choices, {"b": 4, "t": 8})
+
+
+def test_the_gradient_of_a_running_product_is_padded():
+    f = px.compile(jax.grad(lambda x: jnp.cumprod(x).sum()), dims={"x": "t"})
+    for t in (5, 6, 7):
+        x = np.arange(1, t + 1, dtype=np.float32)
+        np.testing.assert_array_equal(f(x), jax.grad(lambda x: jnp.cumprod(x).sum())(x))
+    assert f.stats.traces == 1 and f.stats.compilations == 2
+
+
+# Ranges -------------------------------------------------------------------------------
+
+RANGES = {
+    "from 1.": lambda n: jnp.arange(1.0, n),
+    "from 0.": lambda n: jnp.arange(0.0, n),
+    "from a half": lambda n: jnp.arange(0.5, n),
+    "from below": lambda n: jnp.arange(-2.0, n),
+    "by steps": lambda n: jnp.arange(1.0, n, 2),
+    "by fractions": lambda n: jnp.arange(0, n, 0.25),
+    "by fractions from a size": lambda n: jnp.arange(n, 20.0, 1.5),
+    "down": lambda n: jnp.arange(n, 0, -1.0),
+    "to a half": lambda n: jnp.arange(n / 2),
+    "down to a quarter": lambda n: jnp.arange(3.5, n / 4, -0.5),
+    "of NumPy's float": lambda n: jnp.arange(np.float64(1), n),
+    "in integers": lambda n: jnp.arange(1.5, n, dtype=jnp.int32),
+    "in a short float": lambda n: jnp.arange(1.0, n, dtype=jnp.bfloat16),
+    "in a short float by steps": lambda n: jnp.arange(0, 97 * n, 3, jnp.bfloat16),
+    "of nothing": lambda n: jnp.arange(20.0, n),
+}
+
+
+@pytest.mark.parametrize("make", RANGES.values(), ids=RANGES)
+def test_ranges_of_floats_are_those_of_jax(make):
+    check_each(lambda x: make(x.shape[0]), ("t",), counted, CHOICES, HIGH)
+
+
+def test_a_range_that_is_counted_by_rounded_floats_is_refused():
+    for make in (
+        lambda x: jnp.arange(0.0, x.shape[0], 0.1),
+        lambda x: jnp.arange(x.shape[0] / 3),
+        lambda x: jnp.arange(np.float32(1), x.shape[0]),
+    ):
+        with pytest.raises(NotSymbolicError):
+            symbolic(make, ("t",), counted({"t": 7}), {"t": 7})
+        f = px.compile(make, dims={"x": "t"})
+        for t in (7, 3):
+            np.testing.assert_array_equal(f(*counted({"t": t})), make(np.ones(t)))
