@@ -124,9 +124,22 @@ class Size:
 
     def __and__(self, other: Any) -> Any:
         is_mask = _is_shift(other) and not other & (other + 1)
-        return self % (other + 1) if is_mask else NotImplemented
+        return self % (other + 1) if is_mask else _bitwise(operator.and_, self, other)
 
     __rand__ = __and__
+
+    def __or__(self, other: Any) -> Any:
+        return _bitwise(operator.or_, self, other)
+
+    __ror__ = __or__
+
+    def __xor__(self, other: Any) -> Any:
+        return _bitwise(operator.xor, self, other)
+
+    __rxor__ = __xor__
+
+    def __invert__(self) -> Any:
+        return -self - 1
 
     def __neg__(self) -> Any:
         return self.assumptions.size(-self.expression)
@@ -296,6 +309,21 @@ _NAMES = {
     operator.mod: "%",
     operator.pow: "**",
 }
+
+
+def _bitwise(operation: Callable[[Any, Any], Any], size: Size, other: Any) -> Any:
+    """Bit by bit, as a run-time scalar: int32 has the sign that Python's bits have.
+
+    Not with an integer that is no int32.
+    """
+    if not isinstance(other, Size) and not _is_small(other):
+        return NotImplemented
+    return operation(size.__jax_array__(), _array_of(other))
+
+
+def _is_small(x: Any) -> bool:
+    is_integer = isinstance(x, int | np.integer) and not isinstance(x, bool)
+    return is_integer and bool(-LARGEST <= x <= LARGEST)
 
 
 def _array_of(x: Any) -> Any:

@@ -45,8 +45,9 @@ class Interval:
 
     def __floordiv__(self, other: Any) -> "Interval":
         other = interval(other)
-        if other.low <= 0 <= other.high:
-            return Interval(-math.inf, math.inf)
+        if other.low <= 0 <= other.high:  # XLA's quotient by 0 is -1, floored -2
+            most = max(abs(self.low), abs(self.high))
+            return Interval(min(-most, -2), most)
         return _at_corners(_quotient, self, other)
 
     def __rfloordiv__(self, other: Any) -> "Interval":
@@ -58,8 +59,9 @@ class Interval:
         is_point = self.low == self.high and other.low == other.high != 0
         if is_point and not any(map(math.isinf, ends)):
             return Interval(self.low % other.low, self.low % other.low)
-        if other.low <= 0:
-            return Interval(-math.inf, math.inf)
+        if other.low <= 0:  # XLA's remainder by 0 is the dividend
+            low, high = min(other.low, self.low, 0), max(other.high, self.high, 0)
+            return Interval(low, high)
         if self.low >= 0 and self.high < other.low:
             return self
         return Interval(0, other.high - 1)

@@ -271,6 +271,12 @@ class Catalog:
         except NotSymbolicError as error:
             if not reading.symbols:  # sizes are born from data, and nothing else helps
                 raise error.original from error.original.__cause__
+            fewer = self._without_integers(family, reading, error)
+            if fewer is not None:
+                entry = self._trace(family, fewer, args, kwargs)
+                tally.add(**(entry.tally.read() if entry.tally else {}))
+                entry.tally = tally
+                return entry
             if self.options.padding == "require":
                 raise_as_jax(function, args, kwargs)
                 raise PaddingRefused("trace", error.reason, error.place) from error
@@ -279,6 +285,7 @@ class Catalog:
             tell_refusal(self.parameters.owner, refusal)
             if not error.is_about_one_call:
                 family.refusal = refusal
+                family.fixed.clear()  # it was not for them
             constant = family.constant(family.calls[-1])
             if self.needs_sizes:
                 return self._trace(family, constant, args, kwargs)
@@ -291,6 +298,27 @@ class Catalog:
         self.needs_sizes |= bool(found.assumptions.unbacked)
         refusal = 'padding="never"' if self.options.padding == "never" else None
         return Entry(reading, found, function, tree, refusal, tally=tally)
+
+    def _without_integers(
+        self, family: Family, reading: Reading, error: NotSymbolicError
+    ) -> Reading | None:
+        """A reading with constants for Python integers that may be axes or the like."""
+        if error.is_about_one_call:
+            return None
+        fewer = family.without_integers(reading, str(error))
+        if fewer is not None:
+            told, sizes = {}, family.calls[-1]
+            tell_sizes(self.parameters.owner, told, family.decided, fewer, sizes)
+        return fewer
+
+    @property
+    def fixed(self) -> list[str]:
+        """The Python integers whose values programs need, and where, in words."""
+        return [
+            f"`{position.name}`: the program needs its value: {why}"
+            for family in self.families.values()
+            for position, (why, _) in family.fixed.items()
+        ]
 
     def with_sizes(
         self, family: Family, entry: Entry, args: tuple, kwargs: dict
@@ -325,7 +353,7 @@ class Catalog:
         if not failed:
             return
         family.entries = [e for e in family.entries if e not in failed]
-        family.calls.remove(sizes)
+        family.forget_call(sizes)
         if all(e.refusal != family.refusal for e in family.entries):
             family.refusal = None
 

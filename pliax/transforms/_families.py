@@ -120,10 +120,38 @@ class Family:
         self.entries: list[Any] = []
         self.decided: dict[Position, Decision] = {}
         self.learned: set[Position] = set()  # those that calls have shown to change
+        # Python integers that are constants, why, and since which call.
+        self.fixed: dict[Position, tuple[str, tuple[int, ...]]] = {}
 
     def read(self, sizes: Sequence[int]) -> Reading:
         """A reading for a call that none of the earlier readings fits."""
         self.calls.append(tuple(sizes))
+        return self._read(sizes)
+
+    def without_integers(self, reading: Reading, why: str) -> Reading | None:
+        """A reading of the last call in which Python integers are constants.
+
+        From now on they are, as the program needs their values.
+
+        Args:
+            reading: in which some may be symbols; else there is no other.
+            why: what needs the values, and where.
+        """
+        pairs = zip(reading.positions, reading.wanted, strict=True)
+        found = [p for p, n in pairs if p.axis is None and isinstance(n, str)]
+        if not found:
+            return None
+        self.fixed = dict.fromkeys(found, (why, self.calls[-1])) | self.fixed
+        self.learned -= set(found)
+        return self._read(self.calls[-1])
+
+    def forget_call(self, sizes: tuple[int, ...]) -> None:
+        """Drops a call that is wrong in itself, and what was learned of it."""
+        self.calls.remove(sizes)
+        fixed = self.fixed.items()
+        self.fixed = {p: (why, call) for p, (why, call) in fixed if call != sizes}
+
+    def _read(self, sizes: Sequence[int]) -> Reading:
         if self.refusal is not None or self._has_empty(sizes):
             return self.constant(sizes)
         histories = list(zip(*self.calls, strict=True))
@@ -134,7 +162,7 @@ class Family:
         }
         names: dict[Hashable, str] = {}
         pairs = list(zip(self.positions, histories, strict=True))
-        self.decided = {p: decide(self.declared, p, history) for p, history in pairs}
+        self.decided = {p: self._decide(p, history) for p, history in pairs}
         self.learned |= {p for p, d in self.decided.items() if d.is_learned}
         for position, history in pairs:
             if not self.decided[position].is_dynamic:
@@ -144,6 +172,13 @@ class Family:
             else:
                 wanted.append(self._symbol(position, history, names, symbols))
         return self._with_hints(wanted, symbols, sizes)
+
+    def _decide(self, position: Position, history: Sequence[int]) -> Decision:
+        if position not in self.fixed:
+            return decide(self.declared, position, history)
+        return Decision(
+            False, f"the program needs its value: {self.fixed[position][0]}"
+        )
 
     def _has_empty(self, sizes: Sequence[int]) -> bool:
         """Whether an axis that `dims` names has no elements: a case of its own.

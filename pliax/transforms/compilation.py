@@ -417,6 +417,7 @@ class CompiledFunction(Dispatched):
         notes += [f"guard: {g}" for g in dict.fromkeys(map(str, self.guards))]
         collapsed = (x for t in self.traces for x in t.assumptions.collapsed)
         notes += [f"specialised: {text}" for text in dict.fromkeys(collapsed)]
+        notes += [f"constant: {text}" for text in dict.fromkeys(self._catalog.fixed)]
         born = (text for e in entries if e.trace for text in e.trace.born_from_data)
         notes += [f"born from data: {text}" for text in dict.fromkeys(born)]
         refusals = dict.fromkeys(e.refusal for e in entries if e.refusal)

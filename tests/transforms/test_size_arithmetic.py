@@ -359,3 +359,109 @@ def test_what_debug_nans_finds_is_what_it_says():
     compiled = px.compile(lambda x: jnp.log(x - 2), dims={"x": "t"})
     with jax.debug_nans(True), pytest.raises(FloatingPointError):
         compiled(np.ones(3, np.float32))
+
+
+# Python integers among the arguments --------------------------------------------------
+
+SMALL = st.integers(-(2**20), 2**20)
+BITS = {
+    "exclusive or": lambda n: n ^ 5,
+    "reflected": lambda n: -6 ^ n,
+    "or": lambda n: n | 12,
+    "and": lambda n: n & 10,
+    "a mask": lambda n: n & 7,
+    "of two": lambda n: (n + 3) ^ (n | 1),
+    "inverted": lambda n: ~n,
+    "inverted with a large one": lambda n: ~n & (2**31 - 1),
+    "a quotient": lambda n: (n * 100) // 7,
+}
+
+
+def of_integers(f):
+    """The function compiled, which has seen its integers change."""
+    compiled = px.compile(lambda *numbers: jnp.ones((), jnp.int32) * f(*numbers))
+    count = f.__code__.co_argcount
+    for n in (-3, 5):
+        compiled(*[n] * count)
+    return compiled
+
+
+@pytest.mark.parametrize("f", BITS.values(), ids=BITS)
+def test_bits_of_an_integer_are_a_run_time_value(f):
+    compiled = of_integers(f)
+    before = compiled.stats.compilations
+
+    @given(n=SMALL)
+    def law(n):
+        assert int(compiled(n)) == f(n)
+
+    law()
+    assert compiled.stats.compilations <= before + 4  # by orders of magnitude
+
+
+@pytest.mark.parametrize(
+    "f", [lambda n, m: (n * 100) // m, lambda n, m: (n * 100) % m], ids=["//", "%"]
+)
+def test_quotients_of_products_of_integers_are_run_time_values(f):
+    compiled = of_integers(f)
+
+    @given(n=SMALL, m=SMALL.filter(bool))
+    def law(n, m):
+        assert int(compiled(n, m)) == f(n, m)
+
+    law()
+    assert compiled.stats.traces <= 3 and compiled.stats.compilations <= 8
+    with pytest.raises(ZeroDivisionError):
+        compiled(3, 0)
+
+
+def test_bits_with_an_integer_that_is_no_int32_are_those_of_python():
+    compiled = px.compile(lambda x, n: x + ((n ^ 2**40) >> 30))
+    for n in (3, 5, -7):
+        assert compiled(np.float32(0), n) == (n ^ 2**40) >> 30
+
+
+@given(seed=st.integers(0, 10**6))
+def test_bits_of_a_size_are_those_of_python(seed):
+    n = int(np.random.default_rng(seed).integers(1, 300))
+    assert BITS_OF_SIZE(np.zeros(n, np.float32)) == (n ^ 5) + (n | 64) + (3 & n)
+
+
+BITS_OF_SIZE = px.compile(
+    lambda x: (n := x.shape[0]) and (n ^ 5) + (n | 64) + (3 & n), dims={"x": "t"}
+)
+
+
+def test_an_integer_that_is_an_axis_is_a_constant_and_sizes_stay_in_buckets():
+    def f(x, n):
+        return jnp.cumsum(x, axis=n).sum(0)  # the axis
+
+    compiled = px.compile(f)
+    for t, n in ((5, 0), (6, 1), (7, 0), (8, 1), (9, 0), (10, 1)):
+        x = np.arange(3.0 * t, dtype=np.float32).reshape(t, 3)
+        np.testing.assert_array_equal(compiled(x, n), np.cumsum(x, axis=n).sum(0))
+    text = compiled.explain()
+    assert "constant: `n`: the program needs its value: TypeError" in text
+    assert "# the axis" in text and "not padded" not in text
+    assert "new bucket" in text
+
+
+def test_decimals_are_a_constant_with_its_line_in_explain():
+    compiled = px.compile(lambda x, n: jnp.round(x, n))
+    for n in (0, 1, 2, 1):
+        x = np.array([0.125, 1.26], np.float32)
+        np.testing.assert_array_equal(compiled(x, n), jnp.round(jnp.asarray(x), n))
+    assert compiled.stats.compilations == 3
+    assert "constant: `n`: the program needs its value" in compiled.explain()
+
+
+def test_a_call_that_is_wrong_makes_no_constant_of_an_integer():
+    compiled = px.compile(lambda x, n: x.reshape(n, 2).sum(0))
+    compiled(counting(6), 3)
+    with pytest.raises(TypeError, match="cannot reshape"):
+        compiled(counting(6), 4)
+    for n in (4, 5, 6):
+        np.testing.assert_array_equal(
+            compiled(counting(2 * n), n), counting(2 * n).reshape(n, 2).sum(0)
+        )
+    assert "constant: " not in compiled.explain()
