@@ -37,7 +37,8 @@ from ._ledger import Ledger, Tally
 from ._logs import tell_bucket, tell_refusal, tell_sizes, tell_trace
 from ._options import Options, bounds_of
 from ._reasons import explain_miss
-from ._sizes import Sizes, names_in
+from ._shape_specs import names_in
+from ._sizes import Sizes
 from ._trace_errors import NotSymbolicError
 from .padding import PaddingRefused
 from .tracing import trace

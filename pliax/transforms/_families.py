@@ -23,7 +23,8 @@ from ._deciding import (
     Position as Position,
     decide,
 )
-from ._sizes import names_in, solution
+from ._shape_specs import names_in
+from ._sizes import solution
 
 
 # So few that they are soon compiled; the square of the third fits an int32.

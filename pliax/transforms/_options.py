@@ -8,7 +8,8 @@ from typing import Any
 from pliax.core.constraints import FUNCTIONS, constraint
 from pliax.core.dims import evaluate_text
 
-from ._sizes import Sizes, names_in
+from ._shape_specs import names_in
+from ._sizes import Sizes
 
 
 _PADDINGS = ("auto", "require", "never")

@@ -14,33 +14,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from pliax.core.constraints import FUNCTIONS, expression, is_name
 from pliax.core.dims import evaluate_text
 from pliax.core.marks import Dim
 
 from ._arguments import Leaf, Parameters, describe_type
+from ._shape_specs import ShapeSpec, names_in, read_spec
 
 
 _flatten = jax.tree_util.tree_flatten_with_path
 _PATH = re.compile(r"""[^\W\d]\w*(\.\w+|\[\d+\]|\['[^']*'\]|\["[^"]*"\])*""")
-_COMMA = re.compile(r",(?![^()]*\))")  # not those inside max(a, b)
-_NAME = re.compile(r"[^\W\d]\w*")
 _STEP = re.compile(r"""\['([^']*)'\]|\["([^"]*)"\]|\[(\d+)\]|\.?(\w+)""")
-
-
-@dataclasses.dataclass(frozen=True)
-class ShapeSpec:
-    """One parsed shape: a name, an integer or None (any) per dimension."""
-
-    text: str
-    sizes: tuple[str | int | None, ...]
-    is_prefix: bool
-
-    def fits(self, rank: int) -> bool:
-        """Whether an array of this rank can have such a shape."""
-        if self.is_prefix:
-            return rank >= len(self.sizes)
-        return rank == len(self.sizes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +38,8 @@ class Sizes:
     @property
     def names(self) -> frozenset[str]:
         """Every named size."""
-        texts = (n for _, spec in self.specs for n in spec.sizes if isinstance(n, str))
+        texts = (n for _, spec in self.specs for n in (*spec.sizes, *spec.last))
+        texts = (text for text in texts if isinstance(text, str))
         return frozenset(name for text in texts for name in names_in(text))
 
     def read(self, leaves: Iterable[Leaf]) -> dict[str, tuple[int, Leaf]]:
@@ -83,8 +67,7 @@ class Sizes:
         for steps, spec in self.specs:
             for leaf in self._named_by(steps, leaves):
                 shape = np.shape(leaf.value)
-                wanted = (*spec.sizes, *(None,) * (len(shape) - len(spec.sizes)))
-                pairs = zip(wanted, shape, strict=True)
+                pairs = zip(spec.of(len(shape)), shape, strict=True)
                 named[leaf.steps] = tuple(n if w is None else w for w, n in pairs)
         return [(x, named.get(x.steps, np.shape(x.value))) for x in leaves]
 
@@ -111,13 +94,9 @@ class Sizes:
 
     def _bind(self, spec: ShapeSpec, leaf: Leaf, bound: dict) -> None:
         shape = np.shape(leaf.value)
-        if not spec.fits(len(shape)):
-            raise ValueError(
-                f"{self.owner}: dims gives {leaf.name} the shape {spec.text!r}, but it "
-                f"has {len(shape)} dimensions ({_describe(leaf)}).\nWrite one entry a "
-                f'dimension, or end the shape with "..." to leave the rest open.'
-            )
-        for place, (wanted, size) in enumerate(zip(spec.sizes, shape, strict=False)):
+        self._check_rank(spec, leaf, len(shape))
+        pairs = zip(spec.of(len(shape)), shape, strict=True)
+        for place, (wanted, size) in enumerate(pairs):
             if isinstance(wanted, int) and wanted != size:
                 raise ValueError(
                     f"{self.owner}: dims says that dimension {place} of {leaf.name} "
@@ -127,10 +106,29 @@ class Sizes:
             if isinstance(wanted, str) and wanted.isidentifier():
                 self._bind_name(wanted, size, leaf, bound)
 
+    def _check_rank(self, spec: ShapeSpec, leaf: Leaf, rank: int) -> None:
+        """Refuses an array that has not the dimensions which are named."""
+        what = f"{self.owner}: dims gives {leaf.name} the shape {spec.text!r}, but it"
+        if not spec.fits(rank):
+            remedy = "Write one entry a dimension, or end the shape with "
+            remedy += '"..." to leave the rest open.'
+            if spec.last:
+                remedy = f"Count axes from 0 to {rank - 1}, or from -1 to {-rank}."
+            raise ValueError(
+                f"{what} has {rank} dimensions ({_describe(leaf)}).\n{remedy}"
+            )
+        twice = spec.twice(rank)
+        if twice is not None:
+            raise ValueError(
+                f"{what} has {rank} dimensions ({_describe(leaf)}), of which the axis "
+                f"{twice} is {twice - rank} as well.\nName it once."
+            )
+
     def _solve(self, spec: ShapeSpec, leaf: Leaf, bound: dict) -> None:
         """The names that appear in expressions only, and what expressions must be."""
         shape = np.shape(leaf.value)
-        for place, (wanted, size) in enumerate(zip(spec.sizes, shape, strict=False)):
+        pairs = zip(spec.of(len(shape)), shape, strict=True)
+        for place, (wanted, size) in enumerate(pairs):
             if not isinstance(wanted, str) or wanted.isidentifier():
                 continue
             unknown = names_in(wanted) - bound.keys()
@@ -203,9 +201,7 @@ def read_sizes(dims: Mapping[str, Any] | None, parameters: Parameters) -> Sizes:
                         f"{where} has another Dim({dim.name!r}) than was given before."
                         "\nUse one Dim object for one name."
                     )
-            specs.append(
-                (steps + _keys(inner), _read_shape(_as_text(given, where), where))
-            )
+            specs.append((steps + _keys(inner), read_spec(given, where)))
         for inner, node in _flatten(shapes, is_leaf=_is_like_a_shape)[0]:
             if _is_like_a_shape(node):
                 tuples[steps + _keys(inner)] = node, _as_one_shape(node)
@@ -220,27 +216,6 @@ def _is_by_axis(node: Any) -> bool:
 def _dims_in(given: Any) -> list[Dim]:
     values = given.values() if isinstance(given, dict) else [given]
     return [x for x in values if isinstance(x, Dim)]
-
-
-def _as_text(given: Any, where: str) -> Any:
-    """A Dim, or Dims by axis, as a shape in text."""
-    if isinstance(given, Dim):
-        return f"{given.name}, ..."
-    if not isinstance(given, dict):
-        return given
-    for axis, entry in given.items():
-        if type(axis) is not int or axis < 0:
-            raise ValueError(
-                f"{where} has the axis {axis!r}.\nCount axes from 0 at the front."
-            )
-        if not isinstance(entry, Dim | str | int):
-            raise TypeError(
-                f"{where}[{axis}] is {entry!r} of type {type(entry).__name__}.\n"
-                "Pass a Dim, a name or an integer."
-            )
-    entries = [given.get(axis, "_") for axis in range(max(given) + 1)]
-    texts = [e.name if isinstance(e, Dim) else str(e) for e in entries]
-    return ", ".join([*texts, "..."])
 
 
 def _keys(path: tuple) -> tuple[str, ...]:
@@ -290,53 +265,6 @@ def _read_path(path: Any, parameters: Parameters) -> tuple[str, ...]:
             f"Its parameters are {names}."
         )
     return steps
-
-
-def _read_shape(text: Any, where: str) -> ShapeSpec:
-    if not isinstance(text, str):
-        raise TypeError(
-            f"{where} is {text!r} of type {type(text).__name__}.\n"
-            'Write the shape as a string such as "b, t, _" or "b, ...".'
-        )
-    inner = text.strip()
-    inner = inner[1:-1] if inner.startswith("(") and inner.endswith(")") else inner
-    entries = [entry.strip() for entry in _COMMA.split(inner)]
-    entries = entries[:-1] if entries[-1] == "" else entries
-    is_prefix = bool(entries) and entries[-1] == "..."
-    entries = entries[:-1] if is_prefix else entries
-    sizes = tuple(_read_size(entry, text, where) for entry in entries)
-    return ShapeSpec(text, sizes, is_prefix)
-
-
-def _read_size(entry: str, text: str, where: str) -> str | int | None:
-    if entry == "_":
-        return None
-    if entry.isdecimal() and entry.isascii():
-        return int(entry)
-    if is_name(entry):
-        return entry
-    written = (entry, expression(entry) or "")
-    found = next(filter(_is_read, written), None)
-    if found is None or entry.isidentifier() or not names_in(entry):
-        raise ValueError(
-            f"{where} is {text!r}, where {entry!r} cannot be read.\nAn entry is a "
-            f'name, an expression of names ("2*b", "t - 1"), an integer or "_" (any '
-            f'size), and "..." may stand last.'
-        )
-    return found
-
-
-def _is_read(text: str) -> bool:
-    try:
-        return len(jax.export.symbolic_shape(text)) == 1
-    except ValueError:
-        return False
-
-
-def names_in(expression: str) -> frozenset[str]:
-    """The names of sizes in one entry of a shape."""
-    names = _NAME.findall(expression)
-    return frozenset(names).difference(FUNCTIONS)
 
 
 def _value(expression: str, sizes: Mapping[str, int]) -> int:

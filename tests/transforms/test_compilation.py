@@ -1122,3 +1122,46 @@ def test_wrong_numbers_of_arguments_are_told_as_jax_tells_them(count):
     with pytest.raises(TypeError, match="unexpected keyword argument 'a0'"):
         compiled(*args, a0=1)
     assert (compiled(*args) == count).all()
+
+
+# Axes counted from the end ------------------------------------------------------------
+
+
+@given(rank=st.integers(1, 4), data=st.data())
+def test_a_negative_axis_is_the_one_counted_from_the_end(rank, data):
+    axis = data.draw(st.integers(-rank, -1))
+    f = px.compile(lambda x: x.sum(axis), dims={"x": {axis: px.Dim("t", max=64)}})
+    shape = [2] * rank
+    for shape[axis] in (5, 6, 7):
+        f(np.ones(shape, np.float32))
+    assert (f.stats.traces, f.stats.compilations) == (1, 2)
+
+
+def test_negative_axes_are_read_off_arrays_of_any_rank():
+    f = px.compile(lambda x: jnp.cumsum(x, -1), dims={"x": {-1: "t"}})
+    for shape in ((5,), (3, 6), (2, 2, 7)):
+        x = np.ones(shape, np.float32)
+        np.testing.assert_array_equal(f(x), np.cumsum(x, -1))
+    assert f.stats.groups.keys() == {"t<=5", "t<=7"}
+
+
+def test_negative_axes_bind_names_as_others_do():
+    f = px.compile(lambda x, y: x + y, dims={"x": {-1: "t"}, "y": "t"})
+    with pytest.raises(ValueError, match=r"binds 't' to 3 in x.*and to 4 in y"):
+        f(np.ones((2, 3), np.float32), np.ones(4, np.float32))
+
+
+@pytest.mark.parametrize(
+    "axes, shape, text",
+    [
+        ({-3: "t"}, (3, 5), r"has 2 dimensions.*\nCount axes from 0 to 1, or from -1"),
+        ({-1: "t", 2: "s"}, (3, 5), r"has 2 dimensions.*\nCount axes from 0 to 1"),
+        ({-1: "t", 1: "t"}, (3, 5), "the axis 1 is -1 as well.\nName it once"),
+        ({0: "b", -1: "t"}, (5,), "the axis 0 is -1 as well.\nName it once"),
+        ({-1: 4}, (3, 5), "dims says that dimension 1 of x is 4, but it is 5"),
+        ({-1: "2*t"}, (3, 5), r"dimension 1 of x is 2\*t, but it is 5"),
+    ],
+)
+def test_axes_that_are_none_or_named_twice_are_refused(axes, shape, text):
+    with pytest.raises(ValueError, match=text):
+        px.compile(lambda x: 2 * x, dims={"x": axes})(np.ones(shape, np.float32))

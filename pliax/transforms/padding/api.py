@@ -23,7 +23,8 @@ from pliax.transforms._arguments import (
     read_parameters,
 )
 from pliax.transforms._options import read_where
-from pliax.transforms._sizes import Sizes, names_in, origins_of, read_sizes
+from pliax.transforms._shape_specs import names_in
+from pliax.transforms._sizes import Sizes, origins_of, read_sizes
 from pliax.transforms._trace_errors import NotSymbolicError
 from pliax.transforms.specialization import holds
 from pliax.transforms.tracing import SymbolicTrace, trace, validate_if_asked
