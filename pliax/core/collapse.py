@@ -5,11 +5,11 @@ left is tried value by value.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .conditions import Condition
-from .dims import Size, bounds, evaluate, variables
+from .dims import Size, bounds, code, evaluate, variables
 from .provenance import Place
 
 
@@ -94,6 +94,47 @@ def fix_of(a: Any, b: Any, symbols: Sequence[Symbol]) -> str:
     if len(symbols) == 1:
         return f"{symbols[0].name} = {symbols[0].hint}"
     return f"{a} = {b}" if isinstance(a, Size) else f"{b} = {a}"
+
+
+def multiple_of(condition: str) -> tuple[str, int] | None:
+    """The name and the number that must divide it, if that is what a condition says.
+
+    So `t == 2 * (t // 2)` and `(t + 1) // 2 == t // 2` do, as far as is tried.
+    """
+    names = set(code(condition).co_names) - {"max", "min"}
+    if len(names) != 1:
+        return None
+    (name,) = names
+    try:
+        found = [n for n in range(1, _PROBED) if holds(condition, {name: n})]
+    except ZeroDivisionError:
+        return None
+    step = found[0] if len(found) > 2 else 1
+    is_multiple = step > 1 and found == [*range(step, _PROBED, step)]
+    return (name, step) if is_multiple else None
+
+
+_PROBED = 512
+
+
+def holds(condition: str, sizes: Mapping[str, int]) -> bool:
+    """Whether a condition is true of sizes."""
+    return bool(eval(code(condition), {"max": max, "min": min}, dict(sizes)))
+
+
+def multiple_note(owner: str, condition: str, place: Place) -> str:
+    """What to tell where a size fails that is no multiple; "" for other conditions."""
+    found = multiple_of(condition)
+    if found is None:
+        return ""
+    name, step = found
+    fix = f"{step}*_{name}"
+    return (
+        f"{owner} served sizes before for which {condition}, as the program asks\n"
+        f"  at {place}\n"
+        f'Suggested fix: declare "{name} = {fix}": write {fix} for {name} in dims, or '
+        f"Dim({name!r}, multiple_of={step})."
+    )
 
 
 def in_words(a: Any, b: Any, symbols: Sequence[Symbol]) -> str:

@@ -396,20 +396,25 @@ def variables(size: Any) -> frozenset[str]:
 
 def is_remainder(size: Any) -> bool:
     """Whether an expression is the remainder of a division: t % 8."""
-    return isinstance(size, Size) and _is_remainder(str(size))
+    return isinstance(size, Size) and _operator(str(size)) is ast.Mod
+
+
+def is_quotient(size: Any) -> bool:
+    """Whether an expression is the quotient of a division: t // 8."""
+    return isinstance(size, Size) and _operator(str(size)) is ast.FloorDiv
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _is_remainder(source: str) -> bool:
+def _operator(source: str) -> type[ast.operator] | None:
     tree = ast.parse(source, mode="eval").body
-    return isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Mod)
+    return type(tree.op) if isinstance(tree, ast.BinOp) else None
 
 
-def divided(remainder: Size) -> tuple[Any, Any]:
-    """The dividend and the divisor of a remainder: t and 8 of t % 8."""
-    tree = ast.parse(str(remainder), mode="eval").body
+def divided(division: Size) -> tuple[Any, Any]:
+    """The dividend and the divisor of a division: t and 8 of t % 8 and t // 8."""
+    tree = ast.parse(str(division), mode="eval").body
     assert isinstance(tree, ast.BinOp)
-    own = {n: remainder.assumptions.parse(n)[0] for n in variables(remainder)}
+    own = {n: division.assumptions.parse(n)[0] for n in variables(division)}
     names = {"__builtins__": {}, "max": larger, "min": smaller}
     a, b = (eval(code(ast.unparse(x)), names, own) for x in (tree.left, tree.right))
     return a, b

@@ -41,6 +41,7 @@ from .collapse import (
     ConstraintViolationError as ConstraintViolationError,
     Symbol as Symbol,
     fix_of,
+    holds,
     in_words,
     is_collapse,
     only_value,
@@ -58,6 +59,7 @@ from .dims import (
     divided,
     evaluate,
     is_inside,
+    is_quotient,
     is_remainder,
     substitute,
     variables,
@@ -88,7 +90,7 @@ class Guard:
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Whether the condition is true of these sizes."""
-        return bool(eval(code(self.condition), {"max": max, "min": min}, dict(sizes)))
+        return holds(self.condition, sizes)
 
     def __str__(self) -> str:
         reason = f" ({self.reason})" if self.reason else ""
@@ -536,6 +538,7 @@ class Assumptions:
 
     def _refuse_collapse(self, a: Any, b: Any, place: Place) -> None:
         """A strong size that must equal a constant, or another size, is an error."""
+        a, b = self._without_quotient(a, b)
         names = sorted(variables(a) | variables(b))
         if not is_collapse(a, b):
             return
@@ -544,6 +547,15 @@ class Assumptions:
             self._violate(symbols, f"{a} == {b}", fix_of(a, b, symbols), place)
         self.collapsed.append(f"{in_words(a, b, symbols)}\n  at {place}")
         dynamic_log.debug("%s: %s", self.owner, self.collapsed[-1])
+
+    def _without_quotient(self, a: Any, b: Any) -> tuple[Any, Any]:
+        """Of t // 2 == s, where 2 divides t, the sides of t == 2 * s."""
+        for quotient, other in ((a, b), (b, a)):
+            if is_quotient(quotient):
+                dividend, divisor = divided(quotient)
+                if self.proves(dividend, "==", divisor * (dividend // divisor)):
+                    return dividend, divisor * other
+        return a, b
 
     def _refuse_one_value(self, condition: Condition, place: Place) -> None:
         """Refuses equalities that together leave a strong size one value.

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from pliax.core.collapse import multiple_note, multiple_of
 from pliax.core.constraints import in_python
 from pliax.core.guards import (
     LARGEST,
@@ -344,6 +345,19 @@ class Catalog:
         given_up.reason, given_up.tally = entry.reason, entry.tally
         family.entries.append(given_up)
         return given_up
+
+    def note_failed(
+        self, family: Family, sizes: tuple[int, ...], error: Exception
+    ) -> None:
+        """Notes under an error that only multiples of a number have been served."""
+        for entry in family.entries:
+            guard = entry.failed_guard(sizes)
+            if guard and (found := multiple_of(guard.condition)):
+                symbols = {s.name: s for s in entry.reading.symbols}
+                if symbols[found[0]].is_named and symbols[found[0]].is_strong:
+                    owner = self.parameters.owner
+                    error.add_note(multiple_note(owner, guard.condition, guard.place))
+                    return
 
     def forget_failed(self, family: Family, sizes: tuple[int, ...]) -> None:
         """Drops the entry of one call whose program plain JAX cannot trace either.

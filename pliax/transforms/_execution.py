@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pliax.core.guards import LARGEST
+from pliax.core.guards import LARGEST, Guard
 from pliax.core.unbacked import most, raise_failed, with_unbacked
 
 from ._buffers import Padding, cut_array, padder
@@ -99,11 +99,11 @@ class Entry:
         """Whether it is for these sizes and no others."""
         return self.reading.wanted == tuple(sizes)
 
-    def failed_guard(self, sizes: Sequence[int]) -> str | None:
+    def failed_guard(self, sizes: Sequence[int]) -> Guard | None:
         """The first guard that a call breaks."""
         values = self.reading.bind(sizes)
         guards = self.trace.guards if self.trace and values is not None else ()
-        return next((str(g) for g in guards if not g.holds(values or {})), None)
+        return next((g for g in guards if not g.holds(values or {})), None)
 
 
 class Unvetted(Exception):  # noqa: N818  (no user sees it)

@@ -251,7 +251,8 @@ class CompiledFunction(Dispatched):
         call = dataclasses.replace(call, entry=entry, values=values, facts=facts)
         try:
             return self._planned(family, call)
-        except Exception:
+        except Exception as error:
+            self._catalog.note_failed(family, call.sizes, error)
             self._catalog.forget_failed(family, call.sizes)
             raise
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import pliax as px
+from pliax.core.collapse import multiple_of
 from pliax.core.constraints import constraint
 from pliax.core.dims import Size, bounds, evaluate, substitute, variables
 from pliax.core.guards import (
@@ -439,3 +440,27 @@ def test_a_condition_is_about_sizes_not_about_what_arrays_hold(ask):
     with pytest.raises(TypeError, match=r"the condition is an array, bool\[3\]"):
         ask(np.ones(3, bool))
     ask(np.bool_(True))
+
+
+# Sizes that must be multiples ---------------------------------------------------------
+
+MULTIPLES = [
+    "t % {k} == 0",
+    "t == {k} * (t // {k})",
+    "(t + {k} - 1) // {k} == t // {k}",
+    "t % {k} <= 0",
+    "max(t % {k}, 0) == 0",
+]
+
+
+@given(form=st.sampled_from(MULTIPLES), k=st.integers(2, 64))
+def test_what_asks_for_a_multiple_is_recognised_however_it_is_written(form, k):
+    assert multiple_of(form.format(k=k)) == ("t", k)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    ["t == 12", "t % 2 == 1", "t > 4", "t % s == 0", "t % 4 == 2", "8 % (t - 3) == 0"],
+)
+def test_what_asks_for_something_else_is_no_multiple(condition):
+    assert multiple_of(condition) is None

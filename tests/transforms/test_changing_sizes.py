@@ -215,6 +215,73 @@ def test_a_size_without_a_name_that_fixes_another_is_told():
     assert "As long here, and without a name: q.shape[0]." in str(caught.value)
 
 
+def asserted(x):
+    assert x.shape[0] % 2 == 0  # the question
+    return 2 * x
+
+
+EVEN = {
+    "asserted": asserted,
+    "reshape": lambda x: x.reshape(-1, 2).sum(1),
+    "of a size": lambda x: x.reshape(x.shape[0] // 2, 2),
+    "halves": lambda x: x[::2] + x[1::2],
+    "split": lambda x: sum(jnp.split(x, 2)),
+}
+
+
+@pytest.mark.parametrize("f", EVEN.values(), ids=EVEN)
+def test_a_size_that_must_be_a_multiple_is_told_how_to_be_declared(f):
+    compiled, x = px.compile(f, dims={"x": "t"}), np.ones(8, np.float32)
+    compiled(x)
+    with pytest.raises((TypeError, ValueError, AssertionError)) as caught:
+        compiled(x[:7])
+    notes = "\n".join(caught.value.__notes__)
+    assert "served sizes before for which" in notes and "test_changing_sizes" in notes
+    assert 'Suggested fix: declare "t = 2*_t": write 2*_t for t in dims' in notes
+    declared = px.compile(f, dims={"x": "2*_t"})
+    np.testing.assert_array_equal(declared(x), f(jnp.asarray(x)))
+    assert not declared.guards
+    with pytest.raises(ValueError, match=r"dimension 0 of x is 2\*_t, but it is 7"):
+        declared(x[:7])
+
+
+def test_a_branch_for_odd_sizes_is_told_nothing():
+    def f(x):
+        if x.shape[0] % 2:
+            raise ValueError(x.shape[0] % 3)  # of another mistake nothing is said
+        return x
+
+    compiled = px.compile(f, dims={"x": "t"})
+    with pytest.raises(ValueError, match="1") as caught:
+        compiled(np.ones(7, np.float32))
+    assert not any("px" in n for n in getattr(caught.value, "__notes__", ()))
+
+    def g(x):
+        return x[::2] if x.shape[0] % 2 else x
+
+    compiled = px.compile(g, dims={"x": "t"})
+    assert [compiled(np.ones(n)).shape for n in (8, 7, 6)] == [(8,), (4,), (6,)]
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, y: x.reshape(-1, 2)[:, 0] + y,
+        lambda x, y: x.reshape(2, -1)[0] + y,
+        lambda x, y: x.reshape(y.shape[0], 2).sum(1) + y,
+    ],
+)
+def test_a_size_that_is_a_multiple_of_another_is_tied_to_it(f):
+    x, y = np.ones(8, np.float32), np.ones(4, np.float32)
+    with pytest.raises(px.ConstraintViolationError, match=r'declare "t = 2 \* s"'):
+        px.compile(f, dims={"x": "t", "y": "s"})(x, y)
+    tied = px.compile(f, dims={"x": "2*s", "y": "s"})
+    for s in (4, 5, 3):
+        x, y = np.ones(2 * s, np.float32), np.ones(s, np.float32)
+        np.testing.assert_array_equal(tied(x, y), f(jnp.asarray(x), jnp.asarray(y)))
+    assert tied.stats.traces == 1 and not tied.guards
+
+
 @pytest.mark.parametrize(
     "f",
     [
