@@ -38,7 +38,7 @@ class SizeClass:
         example: the smallest of them: of least sum, then of least first name.
         outcome: "ok" or "error".
         results: the types of what the function returns, "f32[b, 2 * t]".
-        error: the type and the first line of what it raises.
+        error: the type and the first line of what it raises for the example.
         place: the line of the user's code that raises.
     """
 
@@ -154,7 +154,7 @@ def infer_sizes(
             "Drop a condition, or widen a Dim."
         )
     prover = Prover(facts, _TIMEOUT, owner)
-    classes = [_class_of(cell, prover) for cell in merge(cells, prover)]
+    classes = [_class_of(cell, program, prover) for cell in merge(cells, prover)]
     classes.sort(key=lambda c: (sum(c.example.values()), *c.example.values()))
     notes = dict.fromkeys(filter(None, [*(cell.note for cell in cells), gap]))
     return SizeClasses(owner, tuple(classes), not gap, "\n".join(notes), len(cells))
@@ -222,12 +222,14 @@ def _explore(program: Program, prover: Prover, limit: int) -> tuple[list[Cell], 
     return cells, ""
 
 
-def _class_of(cell: Cell, prover: Prover) -> SizeClass:
+def _class_of(cell: Cell, program: Program, prover: Prover) -> SizeClass:
     conditions, outcome = shorten(cell.path, prover), cell.outcome
     try:
         example = prover.smallest(*conditions) or cell.example
     except Undecided:
         example = cell.example
+    if outcome.error and example != cell.example:
+        outcome = cell_at(program, example).outcome  # its text may be about sizes
     return SizeClass(
         conditions,
         example,

@@ -255,3 +255,25 @@ def test_an_argument_is_an_array_or_a_number():
         px.infer_sizes(lambda x: x, "abc", dims={"x": "t"})
     with pytest.raises(ValueError, match="the shape 't', but it has 0 dimensions"):
         px.infer_sizes(lambda x: x, 3, dims={"x": "t"})
+
+
+RESHAPED = {
+    "sum": (lambda x, y: (x + y).reshape(-1, 4), "t"),
+    "rows": (lambda x, y: jnp.stack([x[0] + y[0]] * 3).reshape(4, -1), "a"),
+}
+
+
+@pytest.mark.parametrize("f, name", RESHAPED.values(), ids=RESHAPED)
+def test_the_text_of_an_error_is_that_of_the_example(f, name):
+    x = jax.ShapeDtypeStruct((3, 4), jnp.float32)
+    dims = {"x": f"{name}, b", "y": "t, d"}
+    found = px.infer_sizes(f, x, x, dims=dims, where=("b <= 3", "d <= 3", "t <= 4"))
+    errors = [c for c in found.classes if "cannot reshape" in c.error]
+    assert errors
+    for c in errors:
+        shapes = [
+            [eval(n, {}, dict(c.example)) for n in dims[k].split(",")] for k in dims
+        ]
+        with pytest.raises(TypeError) as caught:
+            jax.eval_shape(f, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
+        assert c.error == f"TypeError: {str(caught.value).splitlines()[0]}"
