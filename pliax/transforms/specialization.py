@@ -15,7 +15,7 @@ from pliax.core.marks import Dim, answer
 
 
 _STEPS = 14  # buckets between a smallest and a largest size
-_MOST_ENUMERATED = 4096  # sizes of a bucket asked one by one whether they are special
+_MOST_TRIED = 4096  # sizes from an end of a bucket, asked whether they are special
 _RATIO = 1.25  # between buckets where no largest size is known
 
 
@@ -189,11 +189,17 @@ def buckets_of(
 def special_part(
     is_special: Callable[[int], Any], value: int, low: int, high: int
 ) -> tuple[int, int]:
-    """The part of a bucket between its first and its last special size."""
-    if high - low > _MOST_ENUMERATED:
+    """The part of a bucket between its first and its last special size.
+
+    A special size far from both ends of a long bucket is a part of its own where none
+    is near the upper end.
+    """
+    near_high = range(high, max(high - _MOST_TRIED, value) - 1, -1)
+    last = next(filter(is_special, near_high), None)
+    if last is None:
         return value, value
-    special = [n for n in range(low, high + 1) if is_special(n)]
-    return special[0], special[-1]
+    near_low = range(low, min(low + _MOST_TRIED, value) + 1)
+    return next(filter(is_special, near_low), low), last
 
 
 def range_text(ranges: Mapping[str, tuple[int, int]]) -> str:

@@ -4,9 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import assume, given, strategies as st
 
 import pliax as px
+from pliax.transforms._buckets import Placement
 from pliax.transforms.specialization import expected_waste, geometric, listed
 
 
@@ -81,3 +82,42 @@ def test_an_error_of_the_users_function_says_who_asked(words, asked):
         f(np.ones(3, np.float32))
     (note,) = caught.value.__notes__
     assert asked in note and note.endswith("asked about the size 3.")
+
+
+# Conditions of specialize_on ----------------------------------------------------------
+
+
+def placed(condition, high):
+    """The intervals of sizes, for a Dim with one condition and geometric buckets."""
+    dim = px.Dim("t", max=high, specialize_on=[condition])
+    placement = Placement({"t": dim}, {})
+
+    def interval(size):
+        special = placement.special({"t": size})
+        return placement.interval(dim.symbol, size, special and special[1])
+
+    return interval
+
+
+HIGHS = st.sampled_from([64, 4096, 10**5, 10**6])
+
+
+@given(high=HIGHS, data=st.data())
+def test_a_condition_that_holds_of_one_size_has_one_executable_of_that_size(high, data):
+    size = data.draw(st.integers(1, high))
+    interval = placed(lambda t: t == size, high)
+    assert interval(size) == (size, size)
+    other = data.draw(st.integers(1, high).filter(lambda t: t != size))
+    low, end = interval(other)
+    assert low <= other <= end
+
+
+@given(high=HIGHS, step=st.sampled_from([2, 32, 128]), data=st.data())
+def test_buckets_of_multiples_are_multiples_and_as_many_as_buckets(high, step, data):
+    assume(high >= step)
+    interval = placed(lambda t: t % step == 0, high)
+    number = data.draw(st.integers(1, high // step))
+    low, end = interval(step * number)
+    assert low <= step * number <= end <= high and end % step == 0 == low % step
+    multiples = range(step, high + 1, max(step, high // 512 // step * step))
+    assert len({interval(n) for n in multiples}) <= 14
