@@ -424,8 +424,12 @@ _RIGHT_FOR_NOTHING = {"_unique", "_unique_sorted_mask"}
 
 def may_call_nothing_something(frame: types.FrameType) -> bool:
     """Whether JAX's code in a frame is right for no elements if told there are some."""
-    name = frame.f_globals.get("__name__", "")
-    return name.startswith(_LIBRARY) and frame.f_code.co_name in _RIGHT_FOR_NOTHING
+    at: types.FrameType | None = frame
+    if frame.f_code.co_name == "nonzero":  # jax 0.11 asks there, of unique's mask
+        at = frame.f_back
+    name = at.f_globals.get("__name__", "") if at else ""
+    is_right = at is not None and at.f_code.co_name in _RIGHT_FOR_NOTHING
+    return is_right and name.startswith(_LIBRARY)
 
 
 def extreme_of_dimensions(kind: str, a: Any, b: Any) -> Any:
