@@ -3,6 +3,7 @@
 import gc
 import os
 import zlib
+from collections import Counter
 from pathlib import Path
 
 import jax
@@ -45,11 +46,30 @@ def pytest_addoption(parser):
     parser.addoption("--one-in", type=int, default=1, help=text)
 
 
+# Of the cases of a slow law: a run takes a third, and `-m slow` or the thorough profile
+# all of them.
+_SLOW_CASES = 3
+
+
 def pytest_collection_modifyitems(config, items):
     parts = config.getoption("--one-in")
     kept = [x for x in items if zlib.crc32(x.nodeid.encode()) % parts == 0]
+    wants_slow = config.getoption("markexpr") == "slow"
+    if not wants_slow and settings.get_current_profile_name() == "ci":
+        kept = _without_most_slow_cases(kept)
     config.hook.pytest_deselected(items=[x for x in items if x not in set(kept)])
     items[:] = kept
+
+
+def _without_most_slow_cases(items):
+    seen, kept = Counter(), []
+    for item in items:
+        law = item.nodeid.partition("[")[0]
+        is_slow = item.get_closest_marker("slow") is not None
+        if not is_slow or seen[law] % _SLOW_CASES == 0:
+            kept.append(item)
+        seen[law] += is_slow
+    return kept
 
 
 # Linux allows a process 65,530 mappings of memory, and an executable takes a few: a

@@ -127,6 +127,7 @@ def test_no_side_of_a_fused_product_is_shorter_than_a_tile(monkeypatch):
     assert seen and all(min(shape[1:]) >= schedules.TILE for shape in seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(5, 128, 256), (9, 128, 128), (1, 72, 200)])
 @pytest.mark.parametrize("transposed", [None, "left", "right"])
 @pytest.mark.parametrize("has_addend", [True, False])

@@ -125,6 +125,7 @@ def compiled():
     return {p: [both(p, **o) for o in options] for p in PROGRAMS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 @given(data=st.data())
 def test_cases_change_no_result(program, compiled, data):

@@ -193,6 +193,7 @@ RESHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"dims": {"x": "t"}}])
 @pytest.mark.parametrize("f", RESHAPES.values(), ids=RESHAPES)
 def test_a_reshape_keeps_the_number_of_elements_or_is_an_error(f, options):

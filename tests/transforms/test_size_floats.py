@@ -140,6 +140,7 @@ USES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 @pytest.mark.usefixtures("standard_promotion")
 def test_a_float_goes_where_a_float_of_pythons_goes(use):
@@ -354,6 +355,7 @@ NUMPYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compute", NUMPYS.values(), ids=NUMPYS)
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.usefixtures("standard_promotion")

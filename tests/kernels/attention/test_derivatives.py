@@ -137,6 +137,7 @@ def golden_and_rival(name):
     return in_float64(run, *operands), run(*operands)
 
 
+@pytest.mark.slow
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("name", DERIVATIVES)
 def test_a_derivative_is_that_of_the_formula(name, implementation):
@@ -225,6 +226,7 @@ def test_what_nobody_sees_may_be_nan(implementation):
     jax.tree.map(np.testing.assert_array_equal, dirty, clean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", [1, 6, 8, 16, 25, 31])
 def test_gradients_through_vmap_are_a_loop(over):
     """Over any subset of query, key, value, the captured table and the mask's ids."""
@@ -254,6 +256,7 @@ def assert_close(actual, expected):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", ["everything_saveable", "nothing_saveable", "dots_saveable", None]
 )

@@ -146,6 +146,7 @@ def operands(case):
     return arrays, tuple(normal(9 + n, shape) for n, shape in enumerate(case.floats))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FORMULAS, ids=repr)
 def test_values_and_gradients_are_those_of_the_formula(case):
     run = with_gradients(lambda *args: formula(case, *args))

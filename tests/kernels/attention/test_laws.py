@@ -189,6 +189,7 @@ def test_a_mod_under_every_mask(mod):
 # --- dtypes ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("stored", [jnp.float8_e4m3fn, jnp.float8_e5m2])

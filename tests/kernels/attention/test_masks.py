@@ -169,6 +169,7 @@ def test_a_mask_is_its_picture(name):
     np.testing.assert_array_equal(found, case.picture)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_attention_sees_the_picture(name):
     case = CASES[name]

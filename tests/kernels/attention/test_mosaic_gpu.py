@@ -372,6 +372,7 @@ def test_nan_that_is_seen_is_seen_where_it_is_seen_alone(lengths):
     assert np.isfinite(np.asarray(out, np.float32)[0][~wanted]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["none", "alibi", "soft_cap", "relative_bias", "softplus"]
 )

@@ -365,6 +365,7 @@ def test_masks_with_several_rows_of_small_blocks_are_refused_with_the_reason():
         )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [x for x in CASES if x.lengths[0] < 128], ids=str)
 def test_few_queries_lower_for_a_gpu(case, monkeypatch):
     monkeypatch.setattr(mosaic_gpu_limits, "refused_device", lambda: None)

@@ -121,6 +121,7 @@ def test_a_kernel_computes_what_jax_does(name):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODS)
 def test_what_a_kernel_computes_lowers_for_a_gpu(name):
     mod = close(MODS[name], SCORE, *[INDEX] * 4)

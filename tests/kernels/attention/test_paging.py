@@ -306,6 +306,7 @@ def drawn(case, lengths, offset, seed):
     return arrays, floats, *integers
 
 
+@pytest.mark.slow
 @given(
     lengths=st.tuples(*[st.integers(0, 12)] * B),
     order=st.permutations(range(PAGES)),

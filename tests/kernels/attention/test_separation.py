@@ -111,6 +111,7 @@ def hold(case, mod, roles, close_to):
         assert_parts_are_the_mod(mod, roles, close_to)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [x for x in MODS if x.name != "none"], ids=str)
 def test_the_parts_of_a_score_mod_are_the_mod(case):
     shapes = enumerate(case.floats(T, S))
