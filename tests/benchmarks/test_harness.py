@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 
@@ -140,3 +141,20 @@ def test_what_is_measured_on_a_gpu_is_right_on_any_device(arguments, tmp_path):
     rows = json.loads(output.read_text())["rows"]
     assert len({row["case"] for row in rows}) == len(rows) - (2 if options else 3)
     assert all(row["max_error"] < 0.05 for row in rows)
+
+
+def test_a_step_on_many_devices_is_that_of_one_and_travels_twice_a_shape(tmp_path):
+    output = tmp_path / "quick.json"
+    script = str(harness.ROOT / "benchmarks" / "bench_muon_devices.py")
+    command = [sys.executable, script, "--quick", "--output", str(output)]
+    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    devices |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(harness.ROOT)}
+    environment = {**os.environ, **devices}
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    rows = {row["rival"]: row for row in json.loads(output.read_text())["rows"]}
+    errors = [row["max_error"] for row in rows.values()]
+    np.testing.assert_allclose(errors, errors[0], rtol=0.1)
+    shapes = 2  # (16, 16), and (16, 64) in both orientations
+    assert rows["sharded"]["collectives"] == {"all-to-all": 2 * shapes}
+    assert rows["replicated"]["collectives"] == {"all-gather": shapes}
+    assert rows["replicated"]["efficiency"] > 0

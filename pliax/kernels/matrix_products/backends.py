@@ -215,7 +215,8 @@ def _refused_unless_named(arguments: Arguments) -> str | None:
 
 BACKENDS = (
     Backend("xla", _run_xla, _anything, priority=1),
-    # By name alone: on an H200 the kernel below is as fast or faster everywhere.
+    # By name alone: on an H200 it was ahead of both others for single products of
+    # (1024, 1024) with an addend alone, by 2 us; on what else it runs nobody measured.
     Backend("triton", _run_triton, _refused_by_triton, priority=0),
     Backend(
         "mosaic_gpu",
