@@ -56,11 +56,12 @@ def case(decoder: Decoder, rivals: dict[str, Any]) -> harness.Case:
 
 def in_process_of_one_device(arguments: list[str]) -> list[dict[str, Any]]:
     """The rows of this benchmark where one device is seen."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "one.json"
         subprocess.run(
             [sys.executable, __file__, "--one", *arguments, "--output", str(output)],
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "0"},
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": first},
             check=True,
         )
         return json.loads(output.read_text())["rows"]
@@ -75,8 +76,9 @@ def main() -> None:
         "--output", type=Path, default=harness.RESULTS / "muon_devices_gpu.json"
     )
     options = parser.parse_args()
-    quick = ["--quick"] if options.quick else []
-    alone = [] if options.one else in_process_of_one_device(quick)
+    passed = ["--samples", str(options.samples)]
+    passed += ["--quick"] if options.quick else []
+    alone = [] if options.one else in_process_of_one_device(passed)
     decoder = Decoder("d=16", 1, 16, 16, 64) if options.quick else ON_GPU[0]
     cases = [(one_device if options.one else all_devices)(decoder)]
     samples, calls = (3, 1) if options.quick else (options.samples, 20)

@@ -86,7 +86,8 @@ class Case:
 
 # An instruction of the compiled program, or its start where it is asynchronous.
 _COLLECTIVE = re.compile(
-    r" (all-to-all|all-gather|all-reduce|reduce-scatter|collective-permute)"
+    r" (all-gather|all-reduce|reduce-scatter|collective-permute|collective-broadcast"
+    r"|all-to-all|ragged-all-to-all)"
     r"(?:-start)?\("
 )
 

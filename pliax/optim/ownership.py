@@ -123,10 +123,9 @@ class _Owned:
         ]
 
         def on_each_device(*arrays: Array) -> tuple[Array, ...]:
-            no_mesh = jax.sharding.use_abstract_mesh(
-                _NO_MESH
-            )  # or it has Explicit axes
-            with no_mesh, program_of_one_device():
+            # Or Explicit axes are here.
+            without = jax.sharding.use_abstract_mesh(_NO_MESH)
+            with without, program_of_one_device():
                 leaves, recipes, run = self._read(arrays)
                 return exchange(recipes, leaves, kinds, owners, run)
 

@@ -468,7 +468,8 @@ def test_the_fused_kernel_is_the_default_where_it_gains():
     assert chosen((24, 896, 4864), jnp.float32) == "xla"
     # XLA's second kernel, which adds, takes as long as a small product.
     assert chosen((200, 128, 128)) == "xla"
-    assert chosen((200, 128, 128), has_addend=True) == "mosaic_gpu"
+    assert chosen((24, 384, 384)) == "xla"
+    assert chosen((24, 384, 384), has_addend=True) == "mosaic_gpu"
     assert chosen((48, 128, 128), has_addend=True) == "xla"  # too few tiles
     assert chosen((400, 64, 64), has_addend=True) == "xla"
 
@@ -551,6 +552,52 @@ def test_a_name_never_falls_back():
         symmetric_matmul(jnp.ones((8, 8), BF16), implementation="triton")
     with pytest.raises(ValueError, match="there is 'mosaic_gpu', 'xla', 'triton'"):
         symmetric_matmul(jnp.ones((8, 8)), implementation="cutlass")
+
+
+def in_triton(shape):
+    X = jax.ShapeDtypeStruct(shape, BF16)
+    arguments = Arguments((X, X, None), (), Kind(True, "right"), {})
+    return choose("it", backends.BACKENDS, arguments, "triton").name
+
+
+def test_triton_says_what_it_lacks(monkeypatch):
+    class Ampere:
+        platform, compute_capability = "gpu", "8.0"
+
+    monkeypatch.setattr(jax, "devices", lambda *_: [Ampere()])
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    with pytest.raises(NotImplementedError, match=r'pip install "pliax\[triton\]"'):
+        in_triton((8, 8))
+    monkeypatch.setattr(backends, "find_spec", lambda name: name)
+    assert in_triton((3, 8, 8)) == "triton"
+    with pytest.raises(NotImplementedError, match=r"32 bits, found \(50000, 50000, 8"):
+        in_triton((50_000, 8))
+    monkeypatch.setattr(Ampere, "compute_capability", "7.5")
+    with pytest.raises(NotImplementedError, match=r"8\.0 and newer, found 7\.5"):
+        in_triton((8, 8))
+
+
+def test_a_named_kernel_varies_as_its_operands_do():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    X = normal(0, (8, 128, 64), BF16)
+
+    def mapped(out_specs):
+        f = partial(symmetric_matmul, **FUSED)
+        return jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=out_specs)
+
+    def loss(X):
+        return mapped(P("x"))(X).astype(jnp.float32).sum()
+
+    assert jax.eval_shape(jax.grad(loss), X).shape == X.shape
+    with pytest.raises(ValueError, match="out_specs"):
+        jax.eval_shape(mapped(P()), X)
+
+
+def test_explicit_axes_are_refused_by_a_named_kernel():
+    with jax.set_mesh(jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))):
+        X = jax.device_put(normal(0, (8, 128, 64), BF16), P("x"))
+        with pytest.raises(NotImplementedError, match="Explicit axes"):
+            symmetric_matmul(X, **FUSED)
 
 
 X = np.ones((2, 3, 4), np.float32)

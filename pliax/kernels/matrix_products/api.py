@@ -46,10 +46,10 @@ def symmetric_matmul(
         implementation: "xla" (the full product, on any platform), "mosaic_gpu" (half
             of the tiles, for Hopper GPUs, bfloat16 and float16) or "triton" (likewise,
             for NVIDIA GPUs from Ampere on; `pip install "pliax[triton]"`). None takes
-            the kernel for Hopper where there is one such GPU and the matrices gain by
-            it: rows and depth of at least 512, or 128 with a C, multiples of 64, of
-            which tiles of 128 are filled to 90%, and enough of them for the device;
-            else "xla". A name never falls back.
+            the kernel for Hopper where there is one such GPU, or the program is that
+            of one of several, and the matrices gain by it: rows and depth of at least
+            512, or 128 with a C, multiples of 64, of which tiles of 128 are filled to
+            90%, and enough of them for the device; else "xla". A name never falls back.
         kernel_options: For "mosaic_gpu": `interpret`, 1 to run the kernel in JAX's
             interpreter, on any device, slowly.
 

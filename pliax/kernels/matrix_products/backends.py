@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from pliax.core.manual_axes import may_be_partitioned, varying_axes
+from pliax.core.manual_axes import may_be_partitioned, vary, varying_axes
 from pliax.kernels._backends import Backend
 from pliax.kernels._hopper import refused_counting, refused_device
 
@@ -20,11 +20,11 @@ from . import schedules, xla
 
 # Of the time a full product takes: a round of the kernel takes up to a tenth longer
 # than one of the library's, which has larger tiles. With an addend XLA's second kernel
-# takes as long again: 1.5 rounds of 48 of (256, 256) took 8 us, and XLA 13 on an H200.
-_WORTHWHILE, _WITH_ADDEND = 0.8, 1.5
+# takes as long again.
+_WORTHWHILE, _WITH_ADDEND = 0.8, 1.0
 _SMALLEST = 512  # rows, columns and depth: smaller ones were not faster
 # XLA's second kernel takes longer than such a product: for 48 of (128, 128) and
-# (128, 896) the two took 20 us on an H200, and the fused kernel 10.
+# (128, 896) the two took 28 us on an H200, and the fused kernel 11.
 _SMALLEST_WITH_ADDEND = 128
 _AMPERE = 8.0  # the first with bfloat16
 _FILLED = 0.9  # of the tiles: what lies beyond a matrix is computed, too
@@ -107,19 +107,24 @@ def _run_fused(
     del precision  # products of half-precision numbers are exact
     numbers = jnp.stack(factors, axis=-1).astype(jnp.float32)
     one_stack = partial(_one_stack, partial(add_product, kind=kind), kind)
-    return _over_stacks(one_stack)(A, B, C, numbers)
+    found = _over_stacks(one_stack)(A, B, C, numbers)
+    return vary(found, varying_axes(A, B, C, numbers))
 
 
 def _one_stack(
-    add_product: Callable[..., Array], kind: Kind, A: Array, B: Array, *rest: Any
+    add_product: Callable[..., Array],
+    kind: Kind,
+    A: Array,
+    B: Array,
+    C: Any,
+    factors: Array,
 ) -> Array:
     """A kernel over the leading axes, as one."""
     if 0 in A.shape:  # after vmap over nothing
         return jnp.zeros((*A.shape[:-2], *kind.sizes(A, B)[:2]), A.dtype)
-    C, factors = rest
+    C = None if C is None else _as_stack(C, 2)
     left, right = _as_stack(A, 2), _as_stack(B, 2)
-    rest = None if C is None else _as_stack(C, 2), _as_stack(factors, 1)
-    found = add_product(left, right, *rest)
+    found = add_product(left, right, C, _as_stack(factors, 1))
     return found.reshape(*A.shape[:-2], *found.shape[-2:])
 
 
@@ -170,7 +175,11 @@ def _refused_by_triton(arguments: Arguments) -> str | None:
         )
     if find_spec("jax_triton") is None:
         return 'it needs jax-triton, which pip install "pliax[triton]" brings'
-    return _refused_by_kernels(arguments)
+    sizes = arguments.kind.sizes(*arguments.arrays[:2])
+    reason = _refused_by_kernels(arguments)
+    if reason is None and math.prod(sizes) // min(sizes) >= 2**31:
+        return f"it counts the elements of a matrix in 32 bits, found {sizes}"
+    return reason
 
 
 def _refused_by_kernels(arguments: Arguments) -> str | None:
@@ -181,7 +190,14 @@ def _refused_by_kernels(arguments: Arguments) -> str | None:
         return f"it needs known sizes, found {A.shape}"
     if 0 in A.shape or 0 in B.shape:
         return f"it has no tiles to make of {A.shape}"
+    if _is_explicit(arguments):
+        return "it has no rule for Explicit axes: call it in jax.sharding.auto_axes"
     return None
+
+
+def _is_explicit(arguments: Arguments) -> bool:
+    given = jax.tree.leaves((arguments.arrays, arguments.factors))
+    return any(jax.typeof(x).sharding.mesh.explicit_axes for x in given)
 
 
 def _refused_unless_named(arguments: Arguments) -> str | None:
@@ -190,8 +206,7 @@ def _refused_unless_named(arguments: Arguments) -> str | None:
         return reason
     A, B, C = arguments.arrays
     given = jax.tree.leaves((arguments.arrays, arguments.factors))
-    is_explicit = any(jax.typeof(x).sharding.mesh.explicit_axes for x in given)
-    if may_be_partitioned() or varying_axes(given) or is_explicit:
+    if may_be_partitioned() or varying_axes(given):
         return "XLA cannot partition a kernel among several devices"
     rows, columns, _ = sizes = arguments.kind.sizes(A, B)
     stack = A.shape[:-2]
@@ -215,8 +230,8 @@ def _refused_unless_named(arguments: Arguments) -> str | None:
 
 BACKENDS = (
     Backend("xla", _run_xla, _anything, priority=1),
-    # By name alone: on an H200 it was ahead of both others for single products of
-    # (1024, 1024) with an addend alone, by 2 us; on what else it runs nobody measured.
+    # By name alone: where it was ahead of both others on an H200, small products, it
+    # was so by 4 us at most; on other GPUs nobody has measured it.
     Backend("triton", _run_triton, _refused_by_triton, priority=0),
     Backend(
         "mosaic_gpu",
