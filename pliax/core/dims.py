@@ -123,18 +123,19 @@ class Size:
         return self // 2**other if _is_shift(other) else NotImplemented
 
     def __and__(self, other: Any) -> Any:
-        is_mask = _is_shift(other) and not other & (other + 1)
-        return self % (other + 1) if is_mask else _bitwise(operator.and_, self, other)
+        return _common_bits(self, other)
 
     __rand__ = __and__
 
     def __or__(self, other: Any) -> Any:
-        return _bitwise(operator.or_, self, other)
+        both = _common_bits(self, other)
+        return both if both is NotImplemented else self + int(other) - both
 
     __ror__ = __or__
 
     def __xor__(self, other: Any) -> Any:
-        return _bitwise(operator.xor, self, other)
+        both = _common_bits(self, other)
+        return both if both is NotImplemented else self + int(other) - 2 * both
 
     __rxor__ = __xor__
 
@@ -311,19 +312,27 @@ _NAMES = {
 }
 
 
-def _bitwise(operation: Callable[[Any, Any], Any], size: Size, other: Any) -> Any:
-    """Bit by bit, as a run-time scalar: int32 has the sign that Python's bits have.
+def _common_bits(size: Size, other: Any) -> Any:
+    """Of a size and an integer, by quotients and remainders: Python's bits have no end.
 
-    Not with an integer that is no int32.
+    As an expression it is as exact in whatever is computed of it.
     """
-    if not isinstance(other, Size) and not _is_small(other):
+    if not isinstance(other, int | np.integer):
         return NotImplemented
-    return operation(size.__jax_array__(), _array_of(other))
+    mask = int(other)
+    if mask < 0:
+        return size - _common_bits(size, ~mask)
+    total: Any = 0
+    while mask:  # a run of ones after the other
+        low = _trailing_zeros(mask)
+        many = _trailing_zeros((mask >> low) + 1)
+        total = total + (size // 2**low) % 2**many * 2**low
+        mask -= (2**many - 1) << low
+    return total
 
 
-def _is_small(x: Any) -> bool:
-    is_integer = isinstance(x, int | np.integer) and not isinstance(x, bool)
-    return is_integer and bool(-LARGEST <= x <= LARGEST)
+def _trailing_zeros(x: int) -> int:
+    return (x & -x).bit_length() - 1
 
 
 def _array_of(x: Any) -> Any:

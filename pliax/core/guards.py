@@ -300,7 +300,10 @@ class Assumptions:
             values = {"max": max, "min": min, **self.hints}
             answer = bool(eval(code(str(decided)), {"__builtins__": {}}, values))
             found = decided if answer else opposite(decided)
-            self._guard(found, user_place(frame), "", may_collapse)
+            place = user_place(frame)
+            self._guard(found, place, "", may_collapse)
+            if is_inside(frame) and not may_collapse:  # no branch of the user's
+                self._refuse_multiples(found, place)
         self.record(condition, answer, frame, decided)
         return answer
 
@@ -538,7 +541,6 @@ class Assumptions:
 
     def _refuse_collapse(self, a: Any, b: Any, place: Place) -> None:
         """A strong size that must equal a constant, or another size, is an error."""
-        a, b = self._without_quotient(a, b)
         names = sorted(variables(a) | variables(b))
         if not is_collapse(a, b):
             return
@@ -547,6 +549,15 @@ class Assumptions:
             self._violate(symbols, f"{a} == {b}", fix_of(a, b, symbols), place)
         self.collapsed.append(f"{in_words(a, b, symbols)}\n  at {place}")
         dynamic_log.debug("%s: %s", self.owner, self.collapsed[-1])
+
+    def _refuse_multiples(self, condition: Condition, place: Place) -> None:
+        """Neither may a strong size be a multiple of another, if it must be one."""
+        for part in _conjuncts(condition):
+            if part.operation == "==":
+                a, b = part.parts
+                multiple = self._without_quotient(a, b)
+                if multiple != (a, b):
+                    self._refuse_collapse(*multiple, place)
 
     def _without_quotient(self, a: Any, b: Any) -> tuple[Any, Any]:
         """Of t // 2 == s, where 2 divides t, the sides of t == 2 * s."""

@@ -147,7 +147,7 @@ def ranged(start: Any, stop: Any, step: Any, dtype: Any) -> jax.Array | None:
         The array; None where JAX knows what to do, or nobody does.
     """
     numbers = [x for x in (start, stop, step) if x is not None]
-    dtype = jnp.dtype(dtype or jnp.result_type(*numbers))
+    dtype = jax.dtypes.canonicalize_dtype(dtype or jnp.result_type(*numbers))
     is_short = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
     has_floats = any(isinstance(x, float | Real) for x in numbers)
     ends: Any = [_ratio(x) for x in (start, stop, 1 if step is None else step)]

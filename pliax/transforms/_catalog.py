@@ -316,10 +316,14 @@ class Catalog:
     @property
     def fixed(self) -> list[str]:
         """The Python integers whose values programs need, and where, in words."""
+        names: dict[str, list[str]] = {}
+        for family in self.families.values():
+            for position, (why, _) in family.fixed.items():
+                names.setdefault(why, []).append(f"`{position.name}`")
         return [
-            f"`{position.name}`: the program needs its value: {why}"
-            for family in self.families.values()
-            for position, (why, _) in family.fixed.items()
+            f"{', '.join(found)}: the program needs "
+            f"{'the value of one' if found[1:] else 'its value'}: {why}"
+            for why, found in names.items()
         ]
 
     def with_sizes(
@@ -352,6 +356,9 @@ class Catalog:
         """Notes under an error that only multiples of a number have been served."""
         for entry in family.entries:
             guard = entry.failed_guard(sizes)
+            others = [entry.failed_guard(c) for c in family.calls if c != sizes]
+            if guard in others:
+                continue
             if guard and (found := multiple_of(guard.condition)):
                 symbols = {s.name: s for s in entry.reading.symbols}
                 if symbols[found[0]].is_named and symbols[found[0]].is_strong:

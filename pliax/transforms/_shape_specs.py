@@ -73,6 +73,12 @@ def read_spec(given: Any, where: str) -> ShapeSpec:
                 "Pass a Dim, a name or an integer."
             )
     texts = {a: e.name if isinstance(e, Dim) else str(e) for a, e in given.items()}
+    for axis, text in texts.items():
+        if text.strip() == "..." or len(_COMMA.split(text)) > 1:
+            raise ValueError(
+                f"{where}[{axis}] is {text!r}.\nGive each axis one entry: a Dim, a "
+                "name or an integer."
+            )
     first = [texts.get(axis, "_") for axis in range(max(given) + 1)]
     last = [texts.get(axis, "_") for axis in range(min(given), 0)]
     front = _read_shape(", ".join([*first, "..."]), where)

@@ -112,7 +112,9 @@ class Sizes:
         if not spec.fits(rank):
             remedy = "Write one entry a dimension, or end the shape with "
             remedy += '"..." to leave the rest open.'
-            if spec.last:
+            if spec.last and rank == 0:
+                remedy = "Leave it out: it has no axis to name."
+            elif spec.last:
                 remedy = f"Count axes from 0 to {rank - 1}, or from -1 to {-rank}."
             raise ValueError(
                 f"{what} has {rank} dimensions ({_describe(leaf)}).\n{remedy}"

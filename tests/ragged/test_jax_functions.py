@@ -118,3 +118,15 @@ def test_a_long_array_is_shuffled_in_as_many_rounds_as_the_device_counts():
         y = np.where(x <= count, x, -x)
         same(f(y).to_numpy(), jax.random.permutation(KEY, jnp.asarray(x[:count])))
     assert f.stats.compilations == 1
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_unique_of_a_selection_of_one_element_is_that_element(n):
+    def f(x):
+        positive = px.ragged.boolean_mask(x, x > 0)
+        return jnp.unique(positive, size=4, fill_value=-9.0)
+
+    compiled = px.compile(f, dims={"x": "t"})
+    x = np.arange(1.0, n + 1, dtype=np.float32)
+    wanted = jnp.unique(jnp.asarray(x), size=4, fill_value=-9.0)
+    np.testing.assert_array_equal(compiled(x), wanted)

@@ -1056,3 +1056,55 @@ def test_a_function_keeps_its_name_and_its_place():
 
 def branches_on_values(x):
     return x if x[0] > 0 else -x
+
+
+def test_a_branch_on_half_of_a_size_ties_no_names():
+    def f(x, y):
+        half = x.reshape(-1, 2)[:, 0]
+        return x.sum() * (1 if half.shape == y.shape else 2)
+
+    compiled = px.compile(f, dims={"x": "t", "y": "s"})
+    for t, s in ((8, 4), (8, 3), (6, 3), (10, 4)):
+        x, y = np.ones(t, np.float32), np.ones(s, np.float32)
+        assert compiled(x, y) == f(jnp.asarray(x), y)
+
+
+def test_no_multiple_is_suggested_where_other_sizes_were_served():
+    def f(x):
+        n = x.shape[0]
+        if n % 2 == 0:
+            return x.sum()
+        if n > 5:
+            raise ValueError("too long")
+        return x.prod()
+
+    compiled = px.compile(f, dims={"x": "t"})
+    for n in (8, 3):
+        compiled(np.ones(n, np.float32))
+    with pytest.raises(ValueError, match="too long") as caught:
+        compiled(np.ones(7, np.float32))
+    assert not any("served" in note for note in getattr(caught.value, "__notes__", ()))
+
+
+@pytest.mark.parametrize("entry", ["a, b", "..."])
+@pytest.mark.parametrize("axis", [0, -1])
+def test_an_axis_has_one_entry(axis, entry):
+    with pytest.raises(ValueError, match="Give each axis one entry"):
+        px.compile(lambda x: x, dims={"x": {axis: entry}})
+
+
+def test_a_scalar_has_no_last_axis():
+    compiled = px.compile(lambda x: x, dims={"x": {-1: "t"}})
+    with pytest.raises(ValueError, match="it has no axis to name"):
+        compiled(np.float32(1))
+
+
+def test_a_range_in_a_float_of_pythons_runs_in_buckets_without_a_warning():
+    def f(x):
+        return x + jnp.arange(0.0, x.shape[0], dtype=float)
+
+    compiled = px.compile(f, dims={"x": "t"}, padding="require")
+    for n in (5, 6, 7):
+        x = np.ones(n, np.float32)
+        np.testing.assert_array_equal(compiled(x), f(jnp.asarray(x)))
+    assert compiled.stats.traces == 1

@@ -371,7 +371,9 @@ BITS = {
     "or": lambda n: n | 12,
     "and": lambda n: n & 10,
     "a mask": lambda n: n & 7,
-    "of two": lambda n: (n + 3) ^ (n | 1),
+    "of what is computed": lambda n: ((n + 3) ^ 9) + (n | 1),
+    "and what is computed of it": lambda n: (n | 1) * 100000 // 1000,
+    "with a negative one": lambda n: (n & -7) + (n | -100),
     "inverted": lambda n: ~n,
     "inverted with a large one": lambda n: ~n & (2**31 - 1),
     "a quotient": lambda n: (n * 100) // 7,
@@ -426,6 +428,31 @@ def test_bits_with_an_integer_that_is_no_int32_are_those_of_python():
 def test_bits_of_a_size_are_those_of_python(seed):
     n = int(np.random.default_rng(seed).integers(1, 300))
     assert BITS_OF_SIZE(np.zeros(n, np.float32)) == (n ^ 5) + (n | 64) + (3 & n)
+
+
+@pytest.mark.parametrize("options", [{}, {"dims": {"x": "t"}}])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x[0] * 0 + (x.shape[0] | 1) * 100000 // 1000,
+        lambda x: x[0] * 0 + (x.shape[0] & 10) * 10**9 // 10**9,
+        lambda x: x[0] * 0 + ((x.shape[0] | 8) << 40 >> 40),
+        lambda x: x[:2] * ((x.shape[0] | 2**24) / 3),
+        lambda x: x[0] * (100 // (x.shape[0] ^ 5)),
+    ],
+)
+def test_what_is_computed_of_bits_of_a_size_is_what_jit_makes_of_it(f, options):
+    compiled = px.compile(f, **options)
+    for n in (9, 10, 50_000, 6):
+        x = np.arange(float(n), dtype=np.float32)
+        np.testing.assert_array_equal(compiled(x), jax.jit(f)(x))
+
+
+def test_a_division_by_no_bits_is_an_error():
+    compiled = px.compile(lambda x: x * (100 // (x.shape[0] ^ 5)), dims={"x": "t"})
+    compiled(np.ones(6, np.float32))
+    with pytest.raises(ZeroDivisionError):
+        compiled(np.ones(5, np.float32))
 
 
 BITS_OF_SIZE = px.compile(

@@ -521,5 +521,8 @@ def _come_first(factors: Factors) -> bool:
 
 
 def _take(data: Any, index: Any, axis: int) -> Any:
-    """Rows along an axis; positions beyond the end give its last row."""
+    """Rows along an axis; positions beyond the end give its last row, or zeros."""
+    if data.shape[axis] == 0:
+        shape = (*data.shape[:axis], len(index), *data.shape[axis + 1 :])
+        return jnp.zeros(shape, data.dtype)
     return jnp.take(data, index, axis=axis, mode="clip")
