@@ -199,7 +199,11 @@ def special_part(
     if last is None:
         return value, value
     near_low = range(low, min(low + _MOST_TRIED, value) + 1)
-    return next(filter(is_special, near_low), low), last
+    first = next(filter(is_special, near_low), None)
+    if first is None:
+        below = range(max(value - _MOST_TRIED, low), value)
+        first = low if any(map(is_special, below)) else value
+    return first, last
 
 
 def range_text(ranges: Mapping[str, tuple[int, int]]) -> str:

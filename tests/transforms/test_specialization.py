@@ -112,6 +112,16 @@ def test_a_condition_that_holds_of_one_size_has_one_executable_of_that_size(high
     assert low <= other <= end
 
 
+@given(high=HIGHS, data=st.data())
+def test_sizes_above_a_bound_share_executables(high, data):
+    bound = data.draw(st.integers(1, high))
+    interval = placed(lambda t: t >= bound, high)
+    sizes = data.draw(st.lists(st.integers(bound, high), min_size=1))
+    found = {interval(size) for size in sizes}
+    assert len({end for _, end in found}) <= 14
+    assert all(low <= size <= end for size in sizes for low, end in [interval(size)])
+
+
 @given(high=HIGHS, step=st.sampled_from([2, 32, 128]), data=st.data())
 def test_buckets_of_multiples_are_multiples_and_as_many_as_buckets(high, step, data):
     assume(high >= step)
