@@ -46,13 +46,12 @@ from .mosaic_gpu_tiles import (
     Operands,
     Verdict,
     as_lists,
-    filled,
-    heads_first,
     i32,
     operands,
     run_kernel,
 )
 from .mosaic_gpu_visits import reach
+from .row_statistics import filled, heads_first
 from .separation import MASK_MOD, SCORE_MOD
 
 

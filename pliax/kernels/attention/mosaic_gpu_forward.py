@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from .mosaic_gpu_tiles import (
-    LOG2E,
     ModOnTile,
     Tile,
     Verdict,
@@ -29,6 +28,7 @@ from .mosaic_gpu_tiles import (
     zeros,
 )
 from .mosaic_gpu_visits import Blocks, Visits, reach
+from .row_statistics import LOG2E
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from .configs import Config
 from .mosaic_gpu import Call
-from .mosaic_gpu_tiles import LOG2E, ModOnTile, Operands, Tile, filled, heads_first, i32
+from .mosaic_gpu_tiles import ModOnTile, Operands, Tile, i32
+from .row_statistics import LOG2E
 from .separation import is_literal
 
 
@@ -151,27 +152,6 @@ def blind_tiles(
     return some.astype(jnp.int32)[None], which.astype(jnp.int32)
 
 
-def statistics(
-    is_linear: bool, block: int, results: Any, cotangents: Any
-) -> tuple[Float[Array, "B H T2"], ...]:
-    """What is subtracted from scores, as powers of two, and delta, for whole tiles.
-
-    A query that sees nothing, or that is beyond the end, has weights 2^-inf. Where the
-    maximum is far from 0 the logarithm of the sum stands apart from it.
-    """
-    out, maximum, log_sum = results
-    d_out, d_lse = (x.astype(jnp.float32) for x in cotangents)
-    delta = jnp.sum(d_out * out.astype(jnp.float32), axis=-1) - d_lse
-    is_blind = maximum == -jnp.inf
-    maximum, delta = (
-        jnp.where(is_blind, jnp.inf, maximum),
-        jnp.where(is_blind, 0, delta),
-    )
-    parts = [maximum, log_sum * LOG2E]
-    if is_linear:
-        parts = [(maximum + log_sum) * LOG2E]
-    whole = math.lcm(*_TILES, block)
-    return tuple(
-        filled(heads_first(x), 2, whole, fill)
-        for x, fill in zip((*parts, delta), (jnp.inf, *[0.0] * len(parts)), strict=True)
-    )
+def whole_tiles(block: int) -> int:
+    """Queries that are a whole number of tiles, and of blocks of a mask."""
+    return math.lcm(*_TILES, block)

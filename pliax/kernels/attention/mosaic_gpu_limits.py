@@ -1,6 +1,5 @@
 """What the Mosaic GPU kernels do not do, and why."""
 
-import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,12 +9,10 @@ from pliax.kernels._hopper import refused_counting, refused_device
 
 from .head_packing import has_rows, pack_mask, pack_mod, refused_mask
 from .merging import FEW
-from .normalization import with_slope
-from .separation import MASK_MOD, SCORE_MOD, Inseparable, separate
+from .mod_limits import refused_mods
 
 
 _CHANNELS = 256  # whose sums fit into the registers of a warpgroup
-_ELEMENTS = 2**31 - 1  # of an array whose elements are looked up by an int32
 _BLOCK = 64  # rows of one instruction of the tensor cores
 
 
@@ -27,7 +24,7 @@ def refusal(
         (None if interpret else refused_device())
         or _refused_arrays(*arrays)
         or _refused_mask(arrays[0].shape[1], block_mask)
-        or _refused_mods(arrays[0].shape, score_mod, block_mask)
+        or refused_mods(arrays[0].shape, score_mod, block_mask)
     )
 
 
@@ -38,7 +35,7 @@ def refused_packing(arrays: Any, score_mod: Any, block_mask: Any) -> str | None:
     if group == 1:
         return None
     mods = pack_mod(score_mod, group), pack_mask(block_mask, group)
-    return refused_mask(block_mask, group) or _refused_mods((B, T * group, K, D), *mods)
+    return refused_mask(block_mask, group) or refused_mods((B, T * group, K, D), *mods)
 
 
 def has_backward(block_mask: Any) -> bool:
@@ -75,23 +72,3 @@ def _refused_mask(queries: Any, block_mask: Any) -> str | None:
         f"block_size={block_mask.block_size}; one row of blocks of fewer than {FEW} "
         "queries may be of any height"
     )
-
-
-def _refused_mods(shape: Any, score_mod: Any, block_mask: Any) -> str | None:
-    B, _, H, _ = shape
-    mods = []
-    if score_mod is not None:
-        mods.append(("score_mod", lambda: score_mod, SCORE_MOD))
-        mods.append(("score_mod's slope", lambda: with_slope(score_mod), SCORE_MOD))
-    if block_mask is not None:
-        mods.append(("mask_mod", lambda: block_mask.mask_mod, MASK_MOD))
-    for name, mod, roles in mods:
-        try:
-            separated = separate(mod(), roles)
-        except Inseparable as reason:
-            return f"of {name}, {reason}"
-        for x in separated.hoisted:
-            copies = math.prod({"b": B, "h": H}.get(a, 1) for a in x.axes)
-            if x.is_looked_up and copies * x.variable.aval.size > _ELEMENTS:
-                return f"of {name}, {x.variable.aval} has more than 2^31 elements"
-    return None

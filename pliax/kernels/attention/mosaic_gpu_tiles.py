@@ -6,7 +6,6 @@ column likewise.
 """
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +30,6 @@ from .tile_evaluation import Space, compute_inside
 
 TILE = plgpu.Layout.WGMMA
 ROW, COLUMN = TILE.reduce(1), TILE.reduce(0)
-LOG2E = math.log2(math.e)  # exp(x) = 2^(x log2 e), and the hardware has 2^x
 _PIECE = 64  # rows and columns that a warpgroup's registers have room for besides
 i32 = partial(jnp.asarray, dtype=jnp.int32)
 
@@ -369,16 +367,6 @@ def add_seen(acc: Any, weights: Any, seen: Any, row: Callable[[Any], Any]) -> An
 # --- arrays ---------------------------------------------------------------------------
 
 
-def filled(x: Array, axis: int, multiple: int, value: Any = 0) -> Array:
-    """An array whose axis is a multiple of a number."""
-    widths = [(0, -n % multiple if a == axis else 0) for a, n in enumerate(x.shape)]
-    return (
-        x
-        if not any(w for _, w in widths)
-        else jnp.pad(x, widths, constant_values=value)
-    )
-
-
 def accumulate(
     acc: Any, left: Any, right: Any, interpret: bool, after: Any = None
 ) -> Any:
@@ -523,11 +511,6 @@ def _of_copy(body: Any, copies: str, is_batched: Sequence[bool]) -> Any:
         body([*given, *results], (*own, None if shared is None else shared.at[n]))
 
     return of_copy
-
-
-def heads_first(x: Array) -> Array:
-    """(B, T, H) as (B, H, T)."""
-    return jnp.swapaxes(x, 1, 2)
 
 
 def as_lists(lists: BlockLists | None) -> tuple[jax.Array, ...]:

@@ -37,7 +37,7 @@ from .mosaic_gpu_backward import SQUARE, Scratch, ThreadBlock
 from .mosaic_gpu_gradients import (
     Gradient,
     blind_tiles,
-    statistics,
+    whole_tiles,
 )
 from .mosaic_gpu_split_vjp import gradients_of
 from .mosaic_gpu_tiles import (
@@ -47,6 +47,7 @@ from .mosaic_gpu_tiles import (
 )
 from .mosaic_gpu_visits import reach
 from .normalization import with_slope
+from .row_statistics import statistics
 
 
 _WIDE = 128  # channels: registers hold dk, dv and a tile, but no score_mod besides
@@ -70,7 +71,7 @@ def backward(
     padded = tuple(aligned(x) for x in (*arrays, d_out))
     is_linear = score_mod is None and scale > 0
     block = call.blocks[0] if call.blocks else 1
-    known = statistics(is_linear, block, results, cotangents)
+    known = statistics(is_linear, whole_tiles(block), results, cotangents)
     given = call, padded, score_mod, block_mask, known
     channels = max(padded[1].shape[3], padded[2].shape[3])
     if channels > _WIDE:
