@@ -9,9 +9,9 @@ count unmasked scores alone: 4 operations a score and channel forward, 10 backwa
 torch takes its default options, and with `--autotune` also those it finds: the faster
 ones count. Errors are mean distances from the formula in float64, for one head, and how
 many times as large they are as those of the formula in bfloat16. Packed
-documents run a second time with a mask of smaller blocks. `--programs`, `--lengths` and
-`--channels` run a part; parts of the same tree and device are merged in
-the file.
+documents run a second time with a mask of smaller blocks. `--triton` also runs
+`implementation="triton"`. `--programs`, `--lengths` and `--channels` run a part; parts
+of the same tree and device are merged in the file.
 """
 
 import argparse
@@ -48,6 +48,7 @@ FINE = 64  # rows and columns of a mask's blocks, where most blocks are partial
 FLEX_BARS = {"soft cap": (1.6, 2.0), "documents": (1.5, 1.5), "table": (1.5, 1.5)}
 FLEX_BARS |= {"dense": (1.1, 1.15), "causal": (1.1, 1.15)}
 OTHERS_BAR, BACKWARD_BAR = (1.15, 1.3), 1.25
+TRITON, TRITON_BAR = "pliax in Triton", 1.0
 TORCH, AUTOTUNED = ("torch flex", "torch flex autotuned"), "max-autotune-no-cudagraphs"
 CUDNN_BARS = {"forward": 0.95, "backward": 0.85}
 
@@ -157,7 +158,11 @@ def in_jax(name: str, attend: Any, arrays: Sequence[jax.Array]) -> Iterator[Entr
 
 
 def ours(
-    case: Case, arrays: Sequence[jax.Array], options: Any, block_size: int = 128
+    case: Case,
+    arrays: Sequence[jax.Array],
+    options: Any,
+    block_size: int = 128,
+    implementation: str = "mosaic_gpu",
 ) -> Iterator[Entrant]:
     score_mod, mask_mod = case.mods(jnp)
     mask = mask_mod and px.create_block_mask(
@@ -165,9 +170,10 @@ def ours(
     )
     attend = partial(
         px.flex_attention, score_mod=score_mod, block_mask=mask,
-        implementation="mosaic_gpu", kernel_options=options,
+        implementation=implementation, kernel_options=options,
     )  # fmt: skip
     name = "pliax" if block_size == 128 else f"pliax, blocks of {block_size}"
+    name = TRITON if implementation == "triton" else name
     yield from in_jax(name, attend, arrays)
 
 
@@ -289,6 +295,8 @@ def run_case(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
     entrants = list(ours(case, on_device, {"interpret": 1} if options.quick else None))
     if PROGRAMS[case.program].mask is documents and not options.quick:
         entrants += ours(case, on_device, None, FINE)
+    if options.triton:
+        entrants += ours(case, on_device, None, implementation="triton")
     if not options.quick:
         if case.program in ("dense", "causal"):
             entrants += cudnn(case, on_device)
@@ -348,7 +356,9 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         bars: dict[tuple[str, ...], float] = {TORCH: BACKWARD_BAR}
         if row["direction"] == "forward":
             bars[TORCH] = FLEX_BARS.get(program, OTHERS_BAR)[wide]
-        if program in ("dense", "causal"):
+        if row["rival"] == TRITON:
+            bars[TORCH] = TRITON_BAR
+        elif program in ("dense", "causal"):
             bars[("cuDNN",)] = CUDNN_BARS[row["direction"]]
         for rivals, bar in bars.items():
             given = (times.get(_key({**row, "rival": x})) for x in rivals)
@@ -386,6 +396,9 @@ def main() -> None:
     parser.add_argument("--channels", nargs="+", type=int, default=[64, 128])
     parser.add_argument("--samples", type=int, default=9)
     parser.add_argument("--without-torch", action="store_true")
+    parser.add_argument(
+        "--triton", action="store_true", help='implementation="triton", too'
+    )
     parser.add_argument(
         "--autotune", action="store_true", help="torch's autotuned options, too"
     )

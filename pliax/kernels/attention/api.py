@@ -84,6 +84,12 @@ def _refused_by_mosaic_gpu(arguments: _Arguments) -> str | None:
     return refusal(arguments.arrays, *mods, interpret=interpret)
 
 
+def _refused_by_triton(arguments: _Arguments) -> str | None:
+    from .triton_limits import refusal
+
+    return refusal(arguments.arrays, arguments.score_mod, arguments.block_mask)
+
+
 def _refused_unless_named(arguments: _Arguments) -> str | None:
     """Where the fused kernels are not the default, though they run."""
     reason = _refused_by_mosaic_gpu(arguments)
@@ -117,6 +123,13 @@ def _attend_mosaic_gpu(query: Array, key: Array, value: Array, **rest: Any) -> A
     return derivatives.attend(kernel, (query, key, value), score_mod, block_mask)
 
 
+def _attend_triton(query: Array, key: Array, value: Array, **rest: Any) -> Any:
+    """The kernels in Triton."""
+    score_mod, block_mask = rest.pop("score_mod"), rest.pop("block_mask")
+    kernel = bucketed.in_buckets(_triton(**rest), lambda query, key: (128, 128))
+    return derivatives.attend(kernel, (query, key, value), score_mod, block_mask)
+
+
 def _attend_by_platform(query: Array, key: Array, value: Array, **rest: Any) -> Any:
     """The fused kernels on a GPU, `xla` where a program is compiled for a CPU."""
     score_mod, block_mask = rest.pop("score_mod"), rest.pop("block_mask")
@@ -134,26 +147,48 @@ def _mosaic_gpu(**rest: Any) -> derivatives.Kernel:
     asked = {x: rest[x] for x in configs.OPTIONS if x in rest}
     options = {"scale": scale, "interpret": "interpret" in rest, "asked": asked}
 
-    def by_xla(arrays: Any, score_mod: Any, block_mask: Any, *rest: Any) -> Any:
-        query, key, _ = arrays
-        blocks = xla.layout(query, key, block_mask, scale=scale, splits=1)
-        return xla.backward(blocks, arrays, score_mod, block_mask, *rest)
-
     def backward(arrays: Any, *args: Any) -> Any:
-        score_mod, block_mask, *_ = args
-        if not has_backward(block_mask):
-            return by_xla(arrays, *args)
+        if not has_backward(args[1]):
+            return _backward_by_xla(arrays, *args, scale=scale)
         gradients = mosaic_gpu_vjp.backward(arrays, *args, **options)
-        if not derivatives.floating_captures(score_mod):
-            return gradients, ()
-        return gradients, by_xla(arrays, *args)[1]
-
-    def definition(arrays: Any, score_mod: Any, block_mask: Any) -> Any:
-        mods = {"score_mod": score_mod, "block_mask": block_mask}
-        return reference.attend(*arrays, **mods, scale=scale)
+        return gradients, _captured_gradients(arrays, *args, scale=scale)
 
     forward = partial(mosaic_gpu_decoding.forward, splits=splits, **options)
+    definition = partial(_define, scale=scale)
     return derivatives.Kernel(forward, backward, definition, multiplies_hidden=True)
+
+
+def _triton(scale: float, **asked: int) -> derivatives.Kernel:
+    """The kernels in Triton; gradients of what `score_mod` captured are `xla`'s."""
+    from . import triton  # of an extra
+
+    def backward(arrays: Any, *args: Any) -> Any:
+        gradients = triton.backward(arrays, *args, scale=scale, asked=asked)
+        return gradients, _captured_gradients(arrays, *args, scale=scale)
+
+    forward = partial(triton.forward, scale=scale, asked=asked)
+    return derivatives.Kernel(forward, backward, partial(_define, scale=scale))
+
+
+def _captured_gradients(
+    arrays: Any, score_mod: Any, *rest: Any, scale: float
+) -> tuple[Array, ...]:
+    if not derivatives.floating_captures(score_mod):
+        return ()
+    return _backward_by_xla(arrays, score_mod, *rest, scale=scale)[1]
+
+
+def _backward_by_xla(
+    arrays: Any, score_mod: Any, block_mask: Any, *rest: Any, scale: float
+) -> Any:
+    query, key, _ = arrays
+    blocks = xla.layout(query, key, block_mask, scale=scale, splits=1)
+    return xla.backward(blocks, arrays, score_mod, block_mask, *rest)
+
+
+def _define(arrays: Any, score_mod: Any, block_mask: Any, *, scale: float) -> Any:
+    mods = {"score_mod": score_mod, "block_mask": block_mask}
+    return reference.attend(*arrays, **mods, scale=scale)
 
 
 def _attend_xla(query: Array, key: Array, value: Array, **rest: Any) -> Any:
@@ -179,11 +214,7 @@ def _xla(**rest: Any) -> derivatives.Kernel:
         blocks = layout(*arrays[:2], block_mask)
         return xla.backward(blocks, arrays, score_mod, block_mask, *rest)
 
-    def definition(arrays: Any, score_mod: Any, block_mask: Any) -> Any:
-        mods = {"score_mod": score_mod, "block_mask": block_mask}
-        return reference.attend(*arrays, **mods, scale=rest["scale"])
-
-    return derivatives.Kernel(forward, backward, definition)
+    return derivatives.Kernel(forward, backward, partial(_define, scale=rest["scale"]))
 
 
 BACKENDS = (
@@ -194,6 +225,15 @@ BACKENDS = (
         _anything,
         priority=1,
         options=("block_q", "block_kv", "splits"),
+    ),
+    # By name alone: nobody has measured it but on Hopper GPUs, where "mosaic_gpu" is
+    # faster.
+    Backend(
+        "triton",
+        _attend_triton,
+        _refused_by_triton,
+        priority=0,
+        options=(*configs.OPTIONS, "warps", "bwd_warps"),
     ),
     Backend(
         "mosaic_gpu",
@@ -248,10 +288,12 @@ def flex_attention(
         enable_gqa: Allow H to be a multiple of K; query head h uses key head h K // H.
         return_aux: Which extra results to return. Without it, the output alone.
         implementation: "reference" (the definition, quadratic memory), "xla" (blocks,
-            linear memory) or "mosaic_gpu" (fused kernels for Hopper GPUs, bfloat16 and
-            float16). None takes the fused kernels where there is one such GPU and they
-            take the arguments, with fewer than 128 queries only if the query heads of a
-            key head can share a tile; else "xla". A name never falls back.
+            linear memory), "mosaic_gpu" (fused kernels for Hopper GPUs, bfloat16 and
+            float16) or "triton" (kernels in Triton for GPUs from Ampere on, also
+            float32, of the extra "triton"; by name alone). None takes the fused kernels
+            where there is one Hopper GPU and they take the arguments, with fewer than
+            128 queries only if the query heads of a key head can share a tile; else
+            "xla". A name never falls back.
         kernel_options: `splits`, parts the keys are cut into, which fewer than 128
             queries have several of on a GPU by default. For "xla" also: `block_q`,
             `block_kv`, queries and keys of a block when there is no block_mask. For
@@ -259,7 +301,9 @@ def flex_attention(
             mask's blocks, and `stages`, blocks of keys in shared memory at once, where
             keys are not split; `bwd_block_q`, `bwd_block_kv` and `bwd_stages` for the
             backward pass. By default a table found by measurement says; what registers
-            or shared memory cannot hold becomes the next smaller. And `interpret`, 1 to
+            or shared memory cannot hold becomes the next smaller. "triton" reads the
+            same names, blocks being powers of two from 16 on, and `warps` and
+            `bwd_warps`, which share a tile. For "mosaic_gpu" also `interpret`, 1 to
             run the kernels in JAX's interpreter, on any device, slowly. Its kernels
             wait for each other in XLA's threads, of which a CPU has one a core: set the
             environment's PJRT_NPROC to 16.

@@ -27,6 +27,7 @@ from pliax.core.conditions import guard_or_false
 from pliax.core.jaxprs import ClosedFunction, close
 
 from .configs import UNIT
+from .triton_configs import LEAST
 
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -237,7 +238,7 @@ def check_kernel_options(
 ) -> dict[str, int]:
     """Names to integers of at least 1.
 
-    The kernels of "mosaic_gpu" cut a mask's blocks, those of "xla" are the mask's.
+    The fused kernels cut a mask's blocks, those of "xla" are the mask's.
 
     Raises:
         TypeError: If it is no dict, or a value no integer.
@@ -264,6 +265,13 @@ def check_kernel_options(
     blocks = {name: n for name, n in options.items() if "block_" in name}
     if implementation == "mosaic_gpu":
         for name, n in blocks.items():
+            _check_unit(name, n)
+            _check_cut(name, n, block_mask)
+    elif implementation == "triton":
+        for name, n in options.items():
+            if not name.endswith("stages"):
+                _check_power(name, n)
+        for name, n in blocks.items():
             _check_cut(name, n, block_mask)
     elif blocks and block_mask is not None:
         raise ValueError(
@@ -274,15 +282,31 @@ def check_kernel_options(
     return options
 
 
-def _check_cut(name: str, n: int, block_mask: Any) -> None:
-    """Refuse what the tensor cores, or the mask's blocks, cannot be cut into."""
-    asked = f"flex_attention: kernel_options[{name!r}]"
+def _check_unit(name: str, n: int) -> None:
+    """Refuse what the tensor cores of a Hopper GPU do not take."""
     if n % UNIT:
         raise ValueError(
-            f'{asked} must be a multiple of {UNIT} for "mosaic_gpu", '
-            f"found {n}.\nPass {max(n // UNIT, 1) * UNIT}, or "
+            f"flex_attention: kernel_options[{name!r}] must be a multiple of {UNIT} "
+            f'for "mosaic_gpu", found {n}.\nPass {max(n // UNIT, 1) * UNIT}, or '
             "leave it out for the fastest that was measured."
         )
+
+
+def _check_power(name: str, n: int) -> None:
+    """Refuse sizes that Triton has no tiles of."""
+    least = LEAST if "block_" in name else 1
+    if n < least or n & (n - 1):
+        nearest = max(least, 1 << (n.bit_length() - 1))
+        raise ValueError(
+            f"flex_attention: kernel_options[{name!r}] must be a power of two, at "
+            f'least {least}, for "triton", found {n}.\nPass {nearest}, or leave it out '
+            "for the fastest that was measured."
+        )
+
+
+def _check_cut(name: str, n: int, block_mask: Any) -> None:
+    """Refuse what the mask's blocks cannot be cut into."""
+    asked = f"flex_attention: kernel_options[{name!r}]"
     if block_mask is None:
         return
     sizes, side = block_mask.block_size, name.endswith("kv")

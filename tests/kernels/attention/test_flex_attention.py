@@ -204,7 +204,7 @@ BAD = {
                     {"score_mod": lambda s, b, h, q, k: q}),
     "score tuple": (TypeError, "must return one array",
                     {"score_mod": lambda s, b, h, q, k: (s, s)}),
-    "implementation": (ValueError, "'nope' is unknown; there is 'mosaic_gpu', 'xla', 'reference'",
+    "implementation": (ValueError, "'nope' is unknown; there is 'mosaic_gpu', 'xla', 'reference', 'triton'",
                        {"implementation": "nope"}),
     "options": (ValueError, "which reads: block_q, block_kv",
                 {"kernel_options": {"BLOCK_M": 3}}),
