@@ -330,7 +330,11 @@ def roll_by_size(kind: type, may_be_empty: Callable[[Any], bool]) -> None:
     _lax_numpy._roll_static = rolled
 
 
-def unique_by_size(kind: type, require_some: Callable[[Any, str], None]) -> None:
+def unique_by_size(
+    kind: type,
+    require_some: Callable[[Any, str], None],
+    is_empty: Callable[[Any], bool],
+) -> None:
     """Has jnp.unique state that there is something, where it would do without.
 
     Of arrays without elements it raises, or gives results of other shapes.
@@ -343,6 +347,9 @@ def unique_by_size(kind: type, require_some: Callable[[Any, str], None]) -> None
         given = signature.bind(ar, axis, *args, **kwargs)
         given.apply_defaults()
         why, n = _why_unique_wants_some(given.arguments), ar.shape[axis]
+        if type(n) is kind and is_empty(n):
+            nothing = _slicing.slice_in_dim(ar, 0, 0, axis=axis)
+            return unique(nothing, axis, *args, **kwargs)
         if why and type(n) is kind:
             require_some(n, f"jnp.unique: {why}")
         return unique(ar, axis, *args, **kwargs)

@@ -29,7 +29,7 @@ from ._jax import (
     squeeze_by_size,
     unique_by_size,
 )
-from .conditions import Condition, state
+from .conditions import Condition, state, statically_known_true
 from .dims import Size, is_asked_by_jax, larger
 from .padded_calls import InBucket, padded_call
 from .provenance import user_place
@@ -204,6 +204,11 @@ def require_some(n: Size, text: str) -> None:
         state(asked, f"{text}\n  at {place}", place)
 
 
+def is_empty(n: Any) -> bool:
+    """Whether an axis can be seen to have no elements, for all sizes."""
+    return statically_known_true(n <= 0)
+
+
 def is_one(n: Any) -> bool:
     """Whether an axis has one element; a guard, and a trace of its own if so."""
     asked = n == 1
@@ -226,5 +231,5 @@ squeeze_by_size(Size, is_one)
 roll_by_size(Size, may_be_empty)
 scan_by_size(Size, scanned)
 arange_by_size(Size, ranged, Real)
-unique_by_size(Size, require_some)
+unique_by_size(Size, require_some, is_empty)
 iterate_by_size(Size, rows)

@@ -6,7 +6,7 @@ Catalog : kind of call, sizes  ->  Entry and the values of its symbols
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,13 +36,14 @@ from ._families import (
 from ._kinds import abstract, marks, raise_as_jax, unmarked
 from ._ledger import Ledger, Tally
 from ._logs import tell_bucket, tell_refusal, tell_sizes, tell_trace
+from ._needed_integers import needed_integers
 from ._options import Options, bounds_of
 from ._reasons import explain_miss
 from ._shape_specs import names_in
 from ._sizes import Sizes
 from ._trace_errors import NotSymbolicError
 from .padding import PaddingRefused
-from .tracing import trace
+from .tracing import SymbolicTrace, trace
 
 
 class RecompileLimitError(RuntimeError):
@@ -254,26 +255,18 @@ class Catalog:
     def _trace(
         self, family: Family, reading: Reading, args: tuple, kwargs: dict
     ) -> Entry:
-        function, owner = self.function, self.parameters.owner
+        function = self.function
         tree = jax.tree.structure(unmarked(args, kwargs))
         if not reading.symbols and not self.needs_sizes:
             return Entry(reading, None, function, tree, family.refusal)
-        leaves = jax.tree.leaves((args, kwargs))
-
-        def make(assumptions: Assumptions) -> Any:
-            made = [abstract(reading, i, x, assumptions) for i, x in enumerate(leaves)]
-            return jax.tree.unflatten(tree, made)
-
-        names = {symbol.name for symbol in reading.symbols}
-        constraints = [c for c in self._constraints() if _mentions(c, names)]
         tally = Tally()
+        traced = functools.partial(self._traced, args=args, kwargs=kwargs, tally=tally)
         try:
-            with self.ledger.tracing(tally):
-                found = trace(function, make, reading.symbols, constraints, owner=owner)
+            found = traced(reading)
         except NotSymbolicError as error:
             if not reading.symbols:  # sizes are born from data, and nothing else helps
                 raise error.original from error.original.__cause__
-            fewer = self._without_integers(family, reading, error)
+            fewer = self._without_integers(family, reading, error, traced)
             if fewer is not None:
                 entry = self._trace(family, fewer, args, kwargs)
                 tally.add(**(entry.tally.read() if entry.tally else {}))
@@ -301,16 +294,46 @@ class Catalog:
         refusal = 'padding="never"' if self.options.padding == "never" else None
         return Entry(reading, found, function, tree, refusal, tally=tally)
 
+    def _traced(
+        self, reading: Reading, args: tuple, kwargs: dict, tally: Tally
+    ) -> SymbolicTrace:
+        """The program of a call, its sizes taken for what a reading says."""
+        leaves = jax.tree.leaves((args, kwargs))
+        tree = jax.tree.structure(unmarked(args, kwargs))
+
+        def make(assumptions: Assumptions) -> Any:
+            made = [abstract(reading, i, x, assumptions) for i, x in enumerate(leaves)]
+            return jax.tree.unflatten(tree, made)
+
+        names = {symbol.name for symbol in reading.symbols}
+        constraints = [c for c in self._constraints() if _mentions(c, names)]
+        owner = self.parameters.owner
+        with self.ledger.tracing(tally):
+            return trace(self.function, make, reading.symbols, constraints, owner=owner)
+
     def _without_integers(
-        self, family: Family, reading: Reading, error: NotSymbolicError
+        self,
+        family: Family,
+        reading: Reading,
+        error: NotSymbolicError,
+        traced: Callable[[Reading], Any],
     ) -> Reading | None:
-        """A reading with constants for Python integers that may be axes or the like."""
-        if error.is_about_one_call:
+        """A reading with constants for Python integers that are axes or the like."""
+        integers = reading.run_time_integers
+        if error.is_about_one_call or not integers:
             return None
-        fewer = family.without_integers(reading, str(error))
-        if fewer is not None:
-            told, sizes = {}, family.calls[-1]
-            tell_sizes(self.parameters.owner, told, family.decided, fewer, sizes)
+
+        def failure(left: Sequence[Position]) -> Exception | None:
+            others = [p for p in integers if p not in left]
+            try:
+                traced(family.with_constants(others))
+            except (NotSymbolicError, ConstraintViolationError) as error:
+                return error
+
+        needed = needed_integers(integers, failure, error)
+        fewer = family.without_integers(needed)
+        told, sizes = {}, family.calls[-1]
+        tell_sizes(self.parameters.owner, told, family.decided, fewer, sizes)
         return fewer
 
     @property
@@ -322,7 +345,7 @@ class Catalog:
                 names.setdefault(why, []).append(f"`{position.name}`")
         return [
             f"{', '.join(found)}: the program needs "
-            f"{'the value of one' if found[1:] else 'its value'}: {why}"
+            f"{'their values' if found[1:] else 'its value'}: {why}"
             for why, found in names.items()
         ]
 

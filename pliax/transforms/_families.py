@@ -51,6 +51,12 @@ class Reading:
     wanted: tuple[int | str, ...]
     symbols: tuple[Symbol, ...]
 
+    @property
+    def run_time_integers(self) -> list[Position]:
+        """The Python integers that are not constants."""
+        pairs = zip(self.positions, self.wanted, strict=True)
+        return [p for p, n in pairs if p.axis is None and isinstance(n, str)]
+
     def bind(self, sizes: Sequence[int]) -> dict[str, int] | None:
         """The symbols' values in a call; None if the call does not fit."""
         found: dict[str, int] = {}
@@ -129,22 +135,20 @@ class Family:
         self.calls.append(tuple(sizes))
         return self._read(sizes)
 
-    def without_integers(self, reading: Reading, why: str) -> Reading | None:
-        """A reading of the last call in which Python integers are constants.
+    def with_constants(self, integers: Sequence[Position]) -> Reading:
+        """A reading of the last call in which some Python integers are constants."""
+        return self._read(self.calls[-1], frozenset(integers))
 
-        From now on they are, as the program needs their values.
+    def without_integers(self, needed: Mapping[Position, str]) -> Reading:
+        """The same, from now on.
 
         Args:
-            reading: in which some may be symbols; else there is no other.
-            why: what needs the values, and where.
+            needed: Python integers whose values the program needs, and why.
         """
-        pairs = zip(reading.positions, reading.wanted, strict=True)
-        found = [p for p, n in pairs if p.axis is None and isinstance(n, str)]
-        if not found:
-            return None
-        self.fixed = dict.fromkeys(found, (why, self.calls[-1])) | self.fixed
-        self.learned -= set(found)
-        return self._read(self.calls[-1])
+        call = self.calls[-1]
+        self.fixed = {p: (why, call) for p, why in needed.items()} | self.fixed
+        self.learned -= needed.keys()
+        return self._read(call)
 
     def forget_call(self, sizes: tuple[int, ...]) -> None:
         """Drops a call that is wrong in itself, and what was learned of it."""
@@ -152,7 +156,9 @@ class Family:
         fixed = self.fixed.items()
         self.fixed = {p: (why, call) for p, (why, call) in fixed if call != sizes}
 
-    def _read(self, sizes: Sequence[int]) -> Reading:
+    def _read(
+        self, sizes: Sequence[int], constants: frozenset[Position] = frozenset()
+    ) -> Reading:
         if self.refusal is not None or self._has_empty(sizes):
             return self.constant(sizes)
         histories = list(zip(*self.calls, strict=True))
@@ -166,7 +172,7 @@ class Family:
         self.decided = {p: self._decide(p, history) for p, history in pairs}
         self.learned |= {p for p, d in self.decided.items() if d.is_learned}
         for position, history in pairs:
-            if not self.decided[position].is_dynamic:
+            if position in constants or not self.decided[position].is_dynamic:
                 wanted.append(history[-1])
             elif position in self.declared.names:
                 wanted.append(self.declared.names[position])

@@ -130,3 +130,10 @@ def test_unique_of_a_selection_of_one_element_is_that_element(n):
     x = np.arange(1.0, n + 1, dtype=np.float32)
     wanted = jnp.unique(jnp.asarray(x), size=4, fill_value=-9.0)
     np.testing.assert_array_equal(compiled(x), wanted)
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if "unique" in name])
+def test_unique_of_a_selection_from_nothing_is_what_fills(name):
+    nothing, function = np.zeros(0, np.float32), FUNCTIONS[name]
+    selected = px.compile(lambda x: function(boolean_mask(x, x > 0)))
+    same(valid(selected(nothing)), function(jnp.asarray(nothing)))

@@ -474,6 +474,27 @@ def test_an_integer_that_is_an_axis_is_a_constant_and_sizes_stay_in_buckets():
     assert "new bucket" in text
 
 
+def test_an_axis_is_a_constant_and_the_other_integers_of_a_call_are_not():
+    def f(x, axis, counts):
+        return x.sum(axis=axis) * counts[0] + counts[1]  # the axis
+
+    compiled = px.compile(f)
+    x = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    for axis, counts in (
+        (0, [1, 2]),
+        (1, [2, 3]),
+        (0, [3, 5]),
+        (1, [7, 4]),
+        (0, [0, 0]),
+    ):
+        expected = x.sum(axis=axis) * counts[0] + counts[1]
+        np.testing.assert_array_equal(compiled(x, axis, counts), expected)
+    assert compiled.stats.compilations == 3
+    text = compiled.explain()
+    assert "constant: `axis`: the program needs its value: TypeError" in text
+    assert "# the axis" in text and "constant: `counts" not in text
+
+
 def test_decimals_are_a_constant_with_its_line_in_explain():
     compiled = px.compile(lambda x, n: jnp.round(x, n))
     for n in (0, 1, 2, 1):
