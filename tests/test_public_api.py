@@ -36,9 +36,9 @@ NAMES = {
 NAMESPACES = {"core", "distributed", "kernels", "optim", "ragged", "transforms"}
 NEVER_LOADED = (
     "flax", "optax", "orbax", "rich", "matplotlib", "scipy.sparse.csgraph", "z3",
-    "jax._src.pallas.mosaic_gpu", "jax.experimental.pallas.mosaic_gpu",
+    "jax._src.pallas.mosaic_gpu.core", "jax.experimental.pallas",
 )  # fmt: skip
-LONGEST_IMPORT = 0.35  # seconds beyond importing jax; it takes 0.15 where all is quiet
+LONGEST_IMPORT = 0.35  # seconds beyond importing jax; it takes 0.2 where all is quiet
 
 
 def public(module):
@@ -83,6 +83,14 @@ def python(code):
 def test_import_loads_nothing_heavy():
     code = "import sys, pliax; print([m for m in %r if m in sys.modules])"
     assert python(code % (NEVER_LOADED,)).strip() == "[]"
+
+
+def test_a_kernel_that_is_loaded_later_has_nothing_compiled_again():
+    code = (
+        "import jax, pliax; f = jax.jit(lambda x: x); f(1.0);"
+        "import jax.experimental.pallas.mosaic_gpu; f(1.0); print(f._cache_size())"
+    )
+    assert python(code).strip() == "1"
 
 
 def test_import_takes_little_beyond_jax():

@@ -45,6 +45,10 @@ from jax._src.numpy import (
     lax_numpy as _lax_numpy,
     setops as _setops,
 )
+
+# It has settings that caches of jax.jit are keyed by. Loaded by a first kernel, in the
+# midst of a trace, they would have the second call of that program compiled again.
+from jax._src.pallas import core as _pallas_core  # noqa: F401
 from jax._src.random import core as _random
 from jax._src.random.prng import iota_2x32_shape as iota_2x32_shape
 from jax._src.random.threefry2x32 import threefry2x32_p as threefry2x32_p
