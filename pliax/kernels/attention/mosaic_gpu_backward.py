@@ -135,8 +135,10 @@ class ThreadBlock:
             def one(i: Any, carry: Any) -> Any:
                 (count, waiting), left = carry
                 tile, _, left = visits.next(i, left)
+                is_due = count >= stages
+                pl.when(is_due)(lambda: self.start_when_there(*waiting[0]))
                 self.load(count, *seen, tile)
-                pl.when(count >= stages)(lambda: self.add(*waiting[0]))
+                pl.when(is_due)(lambda: self.finish_adding(*waiting[0]))
                 new = tuple(jnp.asarray(x, jnp.int32) for x in (*seen, tile))
                 return (count + 1, (*waiting[1:], new)), left
 
@@ -153,7 +155,8 @@ class ThreadBlock:
             def _(at: Any = at, place: Any = place) -> None:
                 for free in scratch.free:  # nobody leaves before all have read
                     plgpu.barrier_wait(free.at[lax.rem(at, i32(stages))])
-                self.add(*place)
+                self.start_when_there(*place)
+                self.finish_adding(*place)
 
     def load(self, count: Any, b: Any, h: Any, tile: Any) -> None:
         """Queries, the output's cotangents, and what is known of them."""
@@ -175,14 +178,11 @@ class ThreadBlock:
             buffer = scratch.known[n].at[slot]
             plgpu.copy_gmem_to_smem(arrays.known[n].at[b, h, rows], buffer, here)
 
-    def add(self, b: Any, h: Any, tile: Any) -> None:
-        """The squares of a visit to dq, when they are there."""
+    def start_when_there(self, b: Any, h: Any, tile: Any) -> None:
+        """To add the squares of a visit to dq."""
         for group in range(self.gradient.config.groups):
             plgpu.barrier_wait(self.scratch.added.at[group])
         self.start_to_add(b, h, tile)
-        self.finish_adding(b, h, tile)
-        for group in range(self.gradient.config.groups):
-            plgpu.barrier_arrive(self.scratch.taken.at[group])
 
     def start_to_add(self, b: Any, h: Any, tile: Any) -> None:
         """Squares to dq, in their turn."""
@@ -200,7 +200,11 @@ class ThreadBlock:
                 self.add_square(scratch.squares.at[group, n], out, turn)
 
     def finish_adding(self, b: Any, h: Any, tile: Any) -> None:
-        """Others may add to these queries, and squares be overwritten."""
+        """Squares may be overwritten, and others add to these queries."""
+        if self.gradient.config.has_mover:
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            for group in range(self.gradient.config.groups):
+                plgpu.barrier_arrive(self.scratch.taken.at[group])
         plgpu.wait_smem_to_gmem(0)
         if self.scratch.counters is not None:
             counter = self.scratch.counters.at[b, h, tile]
