@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jax_triton  # pyright: ignore[reportMissingImports]  # of the extra "triton"
 from jax import Array
 
 from pliax.core.manual_axes import vary, varying_axes
+from pliax.kernels._jax_triton import triton_call
 
 from . import triton_kernels as kernels
 from .block_mask import BlockMask
@@ -207,7 +207,7 @@ def _run(
         _constants(call, name, mods, lists, block_mask, (*sizes[:2], tiles)),
     )
     run = partial(
-        jax_triton.triton_call,
+        triton_call,
         kernel=entry,
         out_shape=list(results.values()),
         grid=(tiles * batch * heads,),

@@ -7,10 +7,11 @@ GPUs is a rival of it, with which it shares the order of the tiles.
 
 import jax
 import jax.numpy as jnp
-import jax_triton  # pyright: ignore[reportMissingImports]  # of the extra "triton"
 import triton  # pyright: ignore[reportMissingImports]  # not this module
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from jaxtyping import Array, Float
+
+from pliax.kernels._jax_triton import triton_call
 
 from .backends import Kind
 from .schedules import TILE, rectangle, triangle
@@ -34,7 +35,7 @@ def add_product(
     """
     L, (M, N, K) = len(A), kind.sizes(A, B)
     schedule = triangle(L, M) if kind.is_symmetric else rectangle(L, M, N)
-    return jax_triton.triton_call(
+    return triton_call(
         A,
         B,
         A if C is None else C,
