@@ -2,7 +2,8 @@
 
 A program has the rows of a tile and visits the blocks its mask lists, those in which
 `mask_mod` is asked after the others. What is beyond the end is loaded as 0, and of a
-mod's indices the last is taken. `score_mod` and `mask_mod` are functions written for
+mod's indices the last is taken. A block of a list may end in tiles that are wholly
+beyond. `score_mod` and `mask_mod` are functions written for
 the call, `(s, b, h, q, k, args)` to tiles; None where there is none.
 
 Forward, m the maximum and l the sum of a row:
@@ -64,10 +65,10 @@ def _store(
 
 
 @triton.jit  # pyright: ignore[reportAttributeAccessIssue]
-def _index(first, LENGTH: tl.constexpr, COUNT: tl.constexpr):
-    """Indices of a tile's side; of those beyond the end, the last."""
+def _index(first, LENGTH: tl.constexpr, COUNT: tl.constexpr, HAS_END: tl.constexpr):
+    """Indices of a tile's side; of those beyond the end, if it may be, the last."""
     index = first + tl.arange(0, COUNT)
-    if LENGTH % COUNT != 0:
+    if HAS_END:
         index = tl.minimum(index, LENGTH - 1)
     return index
 
@@ -115,7 +116,7 @@ def _is_visible(
 def _visit_keys(
     state, q, k, v, start, b, h, q_index, score_args, mask_args, scale: tl.constexpr,
     score_mod: tl.constexpr, mask_mod: tl.constexpr, IS_PARTIAL: tl.constexpr,
-    HAS_UNSEEN: tl.constexpr, IS_LINEAR: tl.constexpr,
+    HAS_END: tl.constexpr, HAS_UNSEEN: tl.constexpr, IS_LINEAR: tl.constexpr,
     K: tl.constexpr, S: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     DEEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -124,7 +125,7 @@ def _visit_keys(
     acc, top, total = state
     keys = _rows(k, start, S, K * D, D, COLUMNS, DEEP, not IS_PARTIAL)
     scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
-    k_index = _index(start, S, COLUMNS)[None, :]
+    k_index = _index(start, S, COLUMNS, HAS_END)[None, :]
     if not IS_LINEAR:
         scores *= scale
         if score_mod is not None:
@@ -134,7 +135,7 @@ def _visit_keys(
         is_there = (start + tl.arange(0, COLUMNS) < S)[None, :]
         seen = _is_visible(
             mask_mod, mask_args, b, h, q_index[:, None], k_index, is_there,
-            S % COLUMNS != 0, ROWS, COLUMNS,
+            HAS_END, ROWS, COLUMNS,
         )  # fmt: skip
         scores = tl.where(seen, scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
@@ -181,9 +182,10 @@ def forward(
     k += b_keys * (S * K * D) + h // (H // K) * D
     v += b_keys * (S * K * V) + h // (H // K) * V
     queries = _rows(q, first, T, H * D, D, ROWS, DEEP, T % ROWS == 0)
-    q_index = _index(first, T, ROWS)
+    q_index = _index(first, T, ROWS, T % ROWS != 0)
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     state = tl.zeros((ROWS, WIDE), tl.float32), top, tl.zeros((ROWS,), tl.float32)
+    HAS_END: tl.constexpr = S % BLOCK_K != 0  # of a block in the lists
     if HAS_LISTS:
         count, which = _list(
             full_num, full_indices, b, h, first // BLOCK_Q,
@@ -194,7 +196,7 @@ def forward(
         for n in range(count):
             state = _visit_keys(
                 state, queries, k, v, start, b, h, q_index, score_args, mask_args,
-                scale, score_mod, mask_mod, False, HAS_UNSEEN, IS_LINEAR,
+                scale, score_mod, mask_mod, False, False, HAS_UNSEEN, IS_LINEAR,
                 K, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
             )  # fmt: skip
             start = _start(which, n + 1, count, BLOCK_K, COLUMNS)
@@ -207,7 +209,7 @@ def forward(
         for n in range(count):
             state = _visit_keys(
                 state, queries, k, v, start, b, h, q_index, score_args, mask_args,
-                scale, score_mod, mask_mod, True, HAS_UNSEEN, IS_LINEAR,
+                scale, score_mod, mask_mod, True, HAS_END, HAS_UNSEEN, IS_LINEAR,
                 K, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
             )  # fmt: skip
             start = _start(which, n + 1, count, BLOCK_K, COLUMNS)
@@ -215,14 +217,14 @@ def forward(
         for n in range(S // COLUMNS):
             state = _visit_keys(
                 state, queries, k, v, n * COLUMNS, b, h, q_index, score_args,
-                mask_args, scale, score_mod, mask_mod, False, HAS_UNSEEN, IS_LINEAR,
-                K, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
+                mask_args, scale, score_mod, mask_mod, False, False, HAS_UNSEEN,
+                IS_LINEAR, K, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
             )  # fmt: skip
         if S % COLUMNS != 0:
             start = tl.full((), S // COLUMNS * COLUMNS, tl.int32)
             state = _visit_keys(
                 state, queries, k, v, start, b, h, q_index, score_args, mask_args,
-                scale, score_mod, mask_mod, True, HAS_UNSEEN, IS_LINEAR,
+                scale, score_mod, mask_mod, True, True, HAS_UNSEEN, IS_LINEAR,
                 K, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
             )  # fmt: skip
     acc, top, total = state
@@ -284,7 +286,8 @@ def _visit_for_dq(
     dq, q, d_out, shift, log_total, delta, k, v, start, b, h, q_index,
     score_args, mask_args, scale: tl.constexpr,
     score_mod: tl.constexpr, mask_mod: tl.constexpr, IS_PARTIAL: tl.constexpr,
-    HAS_UNSEEN: tl.constexpr, IS_LINEAR: tl.constexpr, HAS_SLOPE: tl.constexpr,
+    HAS_END: tl.constexpr, HAS_UNSEEN: tl.constexpr, IS_LINEAR: tl.constexpr,
+    HAS_SLOPE: tl.constexpr,
     K: tl.constexpr, S: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     DEEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -293,7 +296,7 @@ def _visit_for_dq(
     keys = _rows(k, start, S, K * D, D, COLUMNS, DEEP, not IS_PARTIAL)
     values = _rows(v, start, S, K * V, V, COLUMNS, WIDE, not IS_PARTIAL)
     scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
-    k_index = _index(start, S, COLUMNS)[None, :]
+    k_index = _index(start, S, COLUMNS, HAS_END)[None, :]
     weights, slope = _weights_and_slope(
         scores, shift[:, None], log_total[:, None], b, h, q_index[:, None], k_index,
         score_args, scale, score_mod, IS_LINEAR, HAS_SLOPE, ROWS, COLUMNS,
@@ -302,7 +305,7 @@ def _visit_for_dq(
         is_there = (start + tl.arange(0, COLUMNS) < S)[None, :]
         seen = _is_visible(
             mask_mod, mask_args, b, h, q_index[:, None], k_index, is_there,
-            S % COLUMNS != 0, ROWS, COLUMNS,
+            HAS_END, ROWS, COLUMNS,
         )  # fmt: skip
         weights = tl.where(seen, weights, 0.0)
     d_weights = tl.dot(d_out, tl.trans(values), input_precision=PRECISION)
@@ -349,8 +352,9 @@ def backward_q(
     if not IS_LINEAR:
         log_totals = tl.load(log_total + row + place, is_there, 0.0)
     deltas = tl.load(delta + row + place, is_there, 0.0)
-    q_index = _index(first, T, ROWS)
+    q_index = _index(first, T, ROWS, T % ROWS != 0)
     acc = tl.zeros((ROWS, DEEP), tl.float32)
+    HAS_END: tl.constexpr = S % BLOCK_K != 0  # of a block in the lists
     if HAS_LISTS:
         count, which = _list(
             full_num, full_indices, b, h, first // BLOCK_Q,
@@ -362,7 +366,7 @@ def backward_q(
             acc = _visit_for_dq(
                 acc, queries, d_outs, shifts, log_totals, deltas, k, v, start, b, h,
                 q_index, score_args, mask_args, scale, score_mod, mask_mod, False,
-                HAS_UNSEEN, IS_LINEAR, HAS_SLOPE,
+                False, HAS_UNSEEN, IS_LINEAR, HAS_SLOPE,
                 K, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
             )  # fmt: skip
             start = _start(which, n + 1, count, BLOCK_K, COLUMNS)
@@ -376,7 +380,7 @@ def backward_q(
             acc = _visit_for_dq(
                 acc, queries, d_outs, shifts, log_totals, deltas, k, v, start, b, h,
                 q_index, score_args, mask_args, scale, score_mod, mask_mod, True,
-                HAS_UNSEEN, IS_LINEAR, HAS_SLOPE,
+                HAS_END, HAS_UNSEEN, IS_LINEAR, HAS_SLOPE,
                 K, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
             )  # fmt: skip
             start = _start(which, n + 1, count, BLOCK_K, COLUMNS)
@@ -385,7 +389,7 @@ def backward_q(
             acc = _visit_for_dq(
                 acc, queries, d_outs, shifts, log_totals, deltas, k, v, n * COLUMNS,
                 b, h, q_index, score_args, mask_args, scale, score_mod, mask_mod,
-                False, HAS_UNSEEN, IS_LINEAR, HAS_SLOPE,
+                False, False, HAS_UNSEEN, IS_LINEAR, HAS_SLOPE,
                 K, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
             )  # fmt: skip
         if S % COLUMNS != 0:
@@ -393,7 +397,7 @@ def backward_q(
             acc = _visit_for_dq(
                 acc, queries, d_outs, shifts, log_totals, deltas, k, v, start, b, h,
                 q_index, score_args, mask_args, scale, score_mod, mask_mod, True,
-                HAS_UNSEEN, IS_LINEAR, HAS_SLOPE,
+                True, HAS_UNSEEN, IS_LINEAR, HAS_SLOPE,
                 K, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
             )  # fmt: skip
     dq += b_long * (T * H * D) + h * D
@@ -416,9 +420,9 @@ def _statistic(x, place, T: tl.constexpr, beyond, IS_PARTIAL: tl.constexpr):
 @triton.jit  # pyright: ignore[reportAttributeAccessIssue]
 def _visit_queries(
     sums, k, v, q, d_out, shift, log_total, delta, start, b, h, k_index,
-    score_args, mask_args, k_is_there, scale: tl.constexpr,
+    score_args, mask_args, scale: tl.constexpr,
     score_mod: tl.constexpr, mask_mod: tl.constexpr, IS_PARTIAL: tl.constexpr,
-    IS_LINEAR: tl.constexpr, HAS_SLOPE: tl.constexpr,
+    HAS_END: tl.constexpr, IS_LINEAR: tl.constexpr, HAS_SLOPE: tl.constexpr,
     H: tl.constexpr, T: tl.constexpr, S: tl.constexpr, D: tl.constexpr,
     V: tl.constexpr, DEEP: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
@@ -434,15 +438,15 @@ def _visit_queries(
     log_totals = shifts
     if not IS_LINEAR:
         log_totals = _statistic(log_total, place, T, 0.0, IS_PARTIAL)
-    q_index = _index(start, T, COLUMNS)[None, :]
+    q_index = _index(start, T, COLUMNS, HAS_END)[None, :]
     weights, slope = _weights_and_slope(
         scores, shifts[None, :], log_totals[None, :], b, h, q_index, k_index[:, None],
         score_args, scale, score_mod, IS_LINEAR, HAS_SLOPE, ROWS, COLUMNS,
     )  # fmt: skip
     if IS_PARTIAL:
         seen = _is_visible(
-            mask_mod, mask_args, b, h, q_index, k_index[:, None], k_is_there[:, None],
-            S % ROWS != 0, ROWS, COLUMNS,
+            mask_mod, mask_args, b, h, q_index, k_index[:, None], (place < T)[None, :],
+            HAS_END, ROWS, COLUMNS,
         )  # fmt: skip
         weights = tl.where(seen, weights, 0.0)
     half = weights.to(q.dtype.element_ty)
@@ -481,9 +485,9 @@ def backward_kv(
     values_at = b_long * (S * K * V) + h_keys * V
     keys = _rows(k + keys_at, first, S, K * D, D, ROWS, DEEP, S % ROWS == 0)
     values = _rows(v + values_at, first, S, K * V, V, ROWS, WIDE, S % ROWS == 0)
-    k_index = _index(first, S, ROWS)
-    k_is_there = first + tl.arange(0, ROWS) < S
+    k_index = _index(first, S, ROWS, S % ROWS != 0)
     sums = tl.zeros((ROWS, DEEP), tl.float32), tl.zeros((ROWS, WIDE), tl.float32)
+    HAS_END: tl.constexpr = T % BLOCK_Q != 0  # of a block in the lists
     for n in range((B if SHARED else 1) * (H // K)):
         b, h = b_keys + n // (H // K), h_keys * (H // K) + n % (H // K)
         row = (b * H + h).to(tl.int64) * T
@@ -500,7 +504,7 @@ def backward_kv(
                 sums = _visit_queries(
                     sums, keys, values, q_here, d_here, shift + row, log_total + row,
                     delta + row, start, b, h, k_index, score_args, mask_args,
-                    k_is_there, scale, score_mod, mask_mod, False, IS_LINEAR,
+                    scale, score_mod, mask_mod, False, False, IS_LINEAR,
                     HAS_SLOPE, H, T, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
                 )  # fmt: skip
                 start = _start(which, i + 1, count, BLOCK_Q, COLUMNS)
@@ -514,7 +518,7 @@ def backward_kv(
                 sums = _visit_queries(
                     sums, keys, values, q_here, d_here, shift + row, log_total + row,
                     delta + row, start, b, h, k_index, score_args, mask_args,
-                    k_is_there, scale, score_mod, mask_mod, True, IS_LINEAR,
+                    scale, score_mod, mask_mod, True, HAS_END, IS_LINEAR,
                     HAS_SLOPE, H, T, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
                 )  # fmt: skip
                 start = _start(which, i + 1, count, BLOCK_Q, COLUMNS)
@@ -523,7 +527,7 @@ def backward_kv(
                 sums = _visit_queries(
                     sums, keys, values, q_here, d_here, shift + row, log_total + row,
                     delta + row, i * COLUMNS, b, h, k_index, score_args, mask_args,
-                    k_is_there, scale, score_mod, mask_mod, False, IS_LINEAR,
+                    scale, score_mod, mask_mod, False, False, IS_LINEAR,
                     HAS_SLOPE, H, T, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
                 )  # fmt: skip
             if T % COLUMNS != 0:
@@ -531,7 +535,7 @@ def backward_kv(
                 sums = _visit_queries(
                     sums, keys, values, q_here, d_here, shift + row, log_total + row,
                     delta + row, start, b, h, k_index, score_args, mask_args,
-                    k_is_there, scale, score_mod, mask_mod, True, IS_LINEAR,
+                    scale, score_mod, mask_mod, True, True, IS_LINEAR,
                     HAS_SLOPE, H, T, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
                 )  # fmt: skip
     dk_sum, dv_sum = sums
