@@ -86,7 +86,7 @@ def _inside(pointer: Pointer, place: Any) -> Any:
 
 
 def _dot(x: Any, y: Any, total: Any = 0, input_precision: str = "") -> Block:
-    del input_precision
+    assert input_precision == "ieee", "not all of AMD's GPUs have another"
     assert x.dtype == y.dtype, "Triton multiplies equal types"
     x, y = (np.asarray(z, np.float32) for z in (x, y))
     return block(x @ y + np.float32(total), np.float32)

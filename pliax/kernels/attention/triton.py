@@ -64,11 +64,6 @@ class Call:
     is_linear: bool
     asked: Mapping[str, int]
 
-    @property
-    def precision(self) -> str:
-        """Of products; that of numbers of 16 bits is exact anyhow."""
-        return "ieee" if self.dtype == jnp.float32 else "tf32"
-
 
 def call_of(
     arrays: Any,
@@ -248,5 +243,5 @@ def _constants(
         *indices,
         *blocks,
         *map(padded, call.channels),
-        *(*cut, call.precision),
+        *cut,
     ]

@@ -27,6 +27,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 
 LOG2E = tl.constexpr(1.4426950408889634)  # exp(x) = 2^(x log2 e)
+EXACT = tl.constexpr("ieee")  # products; of 16 bits they are anyhow, and AMD's want it
 
 
 # --- what the kernels share -----------------------------------------------------------
@@ -119,12 +120,11 @@ def _visit_keys(
     HAS_END: tl.constexpr, HAS_UNSEEN: tl.constexpr, IS_LINEAR: tl.constexpr,
     K: tl.constexpr, S: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     DEEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One step of the softmax."""
     acc, top, total = state
     keys = _rows(k, start, S, K * D, D, COLUMNS, DEEP, not IS_PARTIAL)
-    scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+    scores = tl.dot(q, tl.trans(keys), input_precision=EXACT)
     k_index = _index(start, S, COLUMNS, HAS_END)[None, :]
     if not IS_LINEAR:
         scores *= scale
@@ -154,7 +154,7 @@ def _visit_keys(
         values = tl.where(some[:, None], values, 0.0)
     total = total * fade + tl.sum(weights, 1)
     acc = acc * fade[:, None]
-    acc = tl.dot(weights.to(v.dtype.element_ty), values, acc, input_precision=PRECISION)
+    acc = tl.dot(weights.to(v.dtype.element_ty), values, acc, input_precision=EXACT)
     return acc, new_top, total
 
 
@@ -170,7 +170,7 @@ def forward(
     LISTED_ROWS: tl.constexpr, LISTED_COLUMNS: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     DEEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    TILES: tl.constexpr, PRECISION: tl.constexpr,
+    TILES: tl.constexpr,
 ):  # fmt: skip
     """Output, maximum and logarithm of the sum of a tile of queries."""
     tile = TILES - 1 - tl.program_id(0) % TILES  # long rows of a causal mask first
@@ -197,7 +197,7 @@ def forward(
             state = _visit_keys(
                 state, queries, k, v, start, b, h, q_index, score_args, mask_args,
                 scale, score_mod, mask_mod, False, False, HAS_UNSEEN, IS_LINEAR,
-                K, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
+                K, S, D, V, DEEP, WIDE, ROWS, COLUMNS,
             )  # fmt: skip
             start = _start(which, n + 1, count, BLOCK_K, COLUMNS)
         count, which = _list(
@@ -210,7 +210,7 @@ def forward(
             state = _visit_keys(
                 state, queries, k, v, start, b, h, q_index, score_args, mask_args,
                 scale, score_mod, mask_mod, True, HAS_END, HAS_UNSEEN, IS_LINEAR,
-                K, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
+                K, S, D, V, DEEP, WIDE, ROWS, COLUMNS,
             )  # fmt: skip
             start = _start(which, n + 1, count, BLOCK_K, COLUMNS)
     else:
@@ -218,14 +218,14 @@ def forward(
             state = _visit_keys(
                 state, queries, k, v, n * COLUMNS, b, h, q_index, score_args,
                 mask_args, scale, score_mod, mask_mod, False, False, HAS_UNSEEN,
-                IS_LINEAR, K, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
+                IS_LINEAR, K, S, D, V, DEEP, WIDE, ROWS, COLUMNS,
             )  # fmt: skip
         if S % COLUMNS != 0:
             start = tl.full((), S // COLUMNS * COLUMNS, tl.int32)
             state = _visit_keys(
                 state, queries, k, v, start, b, h, q_index, score_args, mask_args,
                 scale, score_mod, mask_mod, True, True, HAS_UNSEEN, IS_LINEAR,
-                K, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
+                K, S, D, V, DEEP, WIDE, ROWS, COLUMNS,
             )  # fmt: skip
     acc, top, total = state
     sees = total != 0.0  # NaN included
@@ -290,12 +290,11 @@ def _visit_for_dq(
     HAS_SLOPE: tl.constexpr,
     K: tl.constexpr, S: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
     DEEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What some keys add to dq."""
     keys = _rows(k, start, S, K * D, D, COLUMNS, DEEP, not IS_PARTIAL)
     values = _rows(v, start, S, K * V, V, COLUMNS, WIDE, not IS_PARTIAL)
-    scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+    scores = tl.dot(q, tl.trans(keys), input_precision=EXACT)
     k_index = _index(start, S, COLUMNS, HAS_END)[None, :]
     weights, slope = _weights_and_slope(
         scores, shift[:, None], log_total[:, None], b, h, q_index[:, None], k_index,
@@ -308,14 +307,14 @@ def _visit_for_dq(
             HAS_END, ROWS, COLUMNS,
         )  # fmt: skip
         weights = tl.where(seen, weights, 0.0)
-    d_weights = tl.dot(d_out, tl.trans(values), input_precision=PRECISION)
+    d_weights = tl.dot(d_out, tl.trans(values), input_precision=EXACT)
     d_scores = _d_scores(
         weights, slope, d_weights, delta[:, None], HAS_SLOPE, IS_PARTIAL
     )
     if IS_PARTIAL and HAS_UNSEEN:
         some = tl.max(seen.to(tl.int32), 0) > 0
         keys = tl.where(some[:, None], keys, 0.0)
-    return tl.dot(d_scores.to(k.dtype.element_ty), keys, dq, input_precision=PRECISION)
+    return tl.dot(d_scores.to(k.dtype.element_ty), keys, dq, input_precision=EXACT)
 
 
 @triton.jit  # pyright: ignore[reportAttributeAccessIssue]
@@ -331,7 +330,7 @@ def backward_q(
     LISTED_ROWS: tl.constexpr, LISTED_COLUMNS: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     DEEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    TILES: tl.constexpr, PRECISION: tl.constexpr,
+    TILES: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a tile of queries."""
     tile = TILES - 1 - tl.program_id(0) % TILES
@@ -367,7 +366,7 @@ def backward_q(
                 acc, queries, d_outs, shifts, log_totals, deltas, k, v, start, b, h,
                 q_index, score_args, mask_args, scale, score_mod, mask_mod, False,
                 False, HAS_UNSEEN, IS_LINEAR, HAS_SLOPE,
-                K, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
+                K, S, D, V, DEEP, WIDE, ROWS, COLUMNS,
             )  # fmt: skip
             start = _start(which, n + 1, count, BLOCK_K, COLUMNS)
         count, which = _list(
@@ -381,7 +380,7 @@ def backward_q(
                 acc, queries, d_outs, shifts, log_totals, deltas, k, v, start, b, h,
                 q_index, score_args, mask_args, scale, score_mod, mask_mod, True,
                 HAS_END, HAS_UNSEEN, IS_LINEAR, HAS_SLOPE,
-                K, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
+                K, S, D, V, DEEP, WIDE, ROWS, COLUMNS,
             )  # fmt: skip
             start = _start(which, n + 1, count, BLOCK_K, COLUMNS)
     else:
@@ -390,7 +389,7 @@ def backward_q(
                 acc, queries, d_outs, shifts, log_totals, deltas, k, v, n * COLUMNS,
                 b, h, q_index, score_args, mask_args, scale, score_mod, mask_mod,
                 False, False, HAS_UNSEEN, IS_LINEAR, HAS_SLOPE,
-                K, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
+                K, S, D, V, DEEP, WIDE, ROWS, COLUMNS,
             )  # fmt: skip
         if S % COLUMNS != 0:
             start = tl.full((), S // COLUMNS * COLUMNS, tl.int32)
@@ -398,7 +397,7 @@ def backward_q(
                 acc, queries, d_outs, shifts, log_totals, deltas, k, v, start, b, h,
                 q_index, score_args, mask_args, scale, score_mod, mask_mod, True,
                 True, HAS_UNSEEN, IS_LINEAR, HAS_SLOPE,
-                K, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
+                K, S, D, V, DEEP, WIDE, ROWS, COLUMNS,
             )  # fmt: skip
     dq += b_long * (T * H * D) + h * D
     _store(dq, first, acc * scale, T, H * D, D, ROWS, DEEP)
@@ -425,13 +424,13 @@ def _visit_queries(
     HAS_END: tl.constexpr, IS_LINEAR: tl.constexpr, HAS_SLOPE: tl.constexpr,
     H: tl.constexpr, T: tl.constexpr, S: tl.constexpr, D: tl.constexpr,
     V: tl.constexpr, DEEP: tl.constexpr, WIDE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """What some queries add to dk and dv; the rows of the tile are keys."""
     dk, dv = sums
     queries = _rows(q, start, T, H * D, D, COLUMNS, DEEP, not IS_PARTIAL)
     d_outs = _rows(d_out, start, T, H * V, V, COLUMNS, WIDE, not IS_PARTIAL)
-    scores = tl.dot(k, tl.trans(queries), input_precision=PRECISION)
+    scores = tl.dot(k, tl.trans(queries), input_precision=EXACT)
     # Statistics are loaded where they are needed: registers are short.
     place = start + tl.arange(0, COLUMNS)
     shifts = _statistic(shift, place, T, float("inf"), IS_PARTIAL)
@@ -450,14 +449,14 @@ def _visit_queries(
         )  # fmt: skip
         weights = tl.where(seen, weights, 0.0)
     half = weights.to(q.dtype.element_ty)
-    dv = tl.dot(half, d_outs, dv, input_precision=PRECISION)
-    d_weights = tl.dot(v, tl.trans(d_outs), input_precision=PRECISION)
+    dv = tl.dot(half, d_outs, dv, input_precision=EXACT)
+    d_weights = tl.dot(v, tl.trans(d_outs), input_precision=EXACT)
     deltas = _statistic(delta, place, T, 0.0, IS_PARTIAL)
     d_scores = _d_scores(
         weights, slope, d_weights, deltas[None, :], HAS_SLOPE, IS_PARTIAL
     )
     half = d_scores.to(q.dtype.element_ty)
-    dk = tl.dot(half, queries, dk, input_precision=PRECISION)
+    dk = tl.dot(half, queries, dk, input_precision=EXACT)
     return dk, dv
 
 
@@ -474,7 +473,7 @@ def backward_kv(
     LISTED_ROWS: tl.constexpr, LISTED_COLUMNS: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     DEEP: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    TILES: tl.constexpr, PRECISION: tl.constexpr,
+    TILES: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a tile of keys, of all that see them; lists are by column."""
     tile = tl.program_id(0) % TILES  # the first keys of a causal mask, longest, first
@@ -505,7 +504,7 @@ def backward_kv(
                     sums, keys, values, q_here, d_here, shift + row, log_total + row,
                     delta + row, start, b, h, k_index, score_args, mask_args,
                     scale, score_mod, mask_mod, False, False, IS_LINEAR,
-                    HAS_SLOPE, H, T, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
+                    HAS_SLOPE, H, T, S, D, V, DEEP, WIDE, ROWS, COLUMNS,
                 )  # fmt: skip
                 start = _start(which, i + 1, count, BLOCK_Q, COLUMNS)
             count, which = _list(
@@ -519,7 +518,7 @@ def backward_kv(
                     sums, keys, values, q_here, d_here, shift + row, log_total + row,
                     delta + row, start, b, h, k_index, score_args, mask_args,
                     scale, score_mod, mask_mod, True, HAS_END, IS_LINEAR,
-                    HAS_SLOPE, H, T, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
+                    HAS_SLOPE, H, T, S, D, V, DEEP, WIDE, ROWS, COLUMNS,
                 )  # fmt: skip
                 start = _start(which, i + 1, count, BLOCK_Q, COLUMNS)
         else:
@@ -528,7 +527,7 @@ def backward_kv(
                     sums, keys, values, q_here, d_here, shift + row, log_total + row,
                     delta + row, i * COLUMNS, b, h, k_index, score_args, mask_args,
                     scale, score_mod, mask_mod, False, False, IS_LINEAR,
-                    HAS_SLOPE, H, T, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
+                    HAS_SLOPE, H, T, S, D, V, DEEP, WIDE, ROWS, COLUMNS,
                 )  # fmt: skip
             if T % COLUMNS != 0:
                 start = tl.full((), T // COLUMNS * COLUMNS, tl.int32)
@@ -536,7 +535,7 @@ def backward_kv(
                     sums, keys, values, q_here, d_here, shift + row, log_total + row,
                     delta + row, start, b, h, k_index, score_args, mask_args,
                     scale, score_mod, mask_mod, True, True, IS_LINEAR,
-                    HAS_SLOPE, H, T, S, D, V, DEEP, WIDE, ROWS, COLUMNS, PRECISION,
+                    HAS_SLOPE, H, T, S, D, V, DEEP, WIDE, ROWS, COLUMNS,
                 )  # fmt: skip
     dk_sum, dv_sum = sums
     _store(dk + keys_at, first, dk_sum * scale, S, K * D, D, ROWS, DEEP)

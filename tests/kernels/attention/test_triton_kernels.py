@@ -79,6 +79,12 @@ def test_all_scores(lengths, channels):
     agree(arrays(*lengths, heads=(4, 2), channels=channels))
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_numbers_of_16_bits(dtype):
+    tolerance = 8 * float(jnp.finfo(dtype).eps)
+    agree(arrays(40, 56, heads=(4, 2), dtype=dtype), tolerance)
+
+
 # Of 48 keys in blocks of 32 the last holds a tile of 16 that is wholly beyond.
 @pytest.mark.parametrize("length", [40, 48])
 @pytest.mark.parametrize("size", [16, 32, 48])
