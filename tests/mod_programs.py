@@ -30,6 +30,7 @@ FLOATS = {
     "odd power": lambda s: lax.pow(s, jnp.float32(3)),
     "inverse": lambda s: s**-1, "inverse square": lambda s: s**-2,
     "even power": lambda s: lax.pow(s, jnp.float32(-2)),
+    "zeros of two signs": lambda s: 1 / jnp.where(s > 0, -0.0, 0 * s),
     "tanh's slope": lambda s: jax.jvp(jnp.tanh, (s,), (jnp.ones_like(s),))[1],
 }  # fmt: skip
 INTEGERS = {
@@ -43,6 +44,7 @@ INTEGERS = {
     "clamp": lambda q, k: lax.clamp(0, q - k, 9),
     "uint": lambda q, k: as_int((q * k).astype(jnp.uint32) >> jnp.uint32(3)),
     "uint %": lambda q, k: as_int((q * k).astype(jnp.uint32) % jnp.uint32(7)),
+    "uint sign": lambda q, k: as_int(lax.sign((q * k).astype(jnp.uint32))),
     "not of truths": lambda q, k: as_int(~(q > k)),
     "and of truths": lambda q, k: as_int((q > k) & (k > 2)),
     "or of truths": lambda q, k: as_int((q > k) | (k > 2)),

@@ -45,16 +45,20 @@ def expression(eqn: Any, operands: Sequence[str], *, hardware_tanh: bool) -> str
         return _BY_KIND[name](eqn, *operands)
     if jnp.issubdtype(dtype, jnp.floating) and name in _OF_FLOATS:
         return _OF_FLOATS[name].format(*operands)
+    if _is_unsigned(eqn) and name in _OF_UNSIGNED:
+        return _OF_UNSIGNED[name].format(*operands)
     return _TEXTS[name].format(*operands)
 
 
 def constant(value: Any, dtype: Any) -> str:
     """A number with its type, or Triton would give it another."""
     x = np.asarray(value).astype(dtype).item()
-    text = repr(x)
+    text, kind = repr(x), TYPES[str(jnp.dtype(dtype))]
     if isinstance(x, float) and not math.isfinite(x):
         text = f'float("{x}")'
-    return f"tl.full((), {text}, {TYPES[str(jnp.dtype(dtype))]})"
+    if text == "-0.0":  # which Triton takes for 0
+        return f"(tl.full((), 0.0, {kind}) * -1.0)"
+    return f"tl.full((), {text}, {kind})"
 
 
 _ORDER = "propagate_nan=tl.PropagateNan.ALL"
@@ -102,6 +106,7 @@ _OF_FLOATS = {
     "neg": "{0} * -1.0",  # 0 - 0 is not -0
     "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0}))",
 }
+_OF_UNSIGNED = {"sign": "tl.where({0} > 0, 1, {0})"}  # there is no -1 beside them
 
 
 def _looked_up(eqn: Any, pointer: str, place: str) -> str:
