@@ -232,7 +232,8 @@ def forward(
     acc = acc / tl.where(sees, total, 1.0)[:, None]
     if IS_LINEAR:
         top *= scale
-    top = tl.where(total == total, top, total)
+    if_blind = tl.where(total == total, top, total)
+    top = tl.where(top == float("-inf"), if_blind, top)  # NaN, or nothing is seen
     rest = tl.where(sees, tl.log(tl.where(sees, total, 1.0)), 0.0)
     out += b_long * (T * H * V) + h * V
     _store(out, first, acc, T, H * V, V, ROWS, WIDE)

@@ -119,3 +119,10 @@ def test_what_nobody_sees_and_who_sees_nothing_may_be_anything(size, shared):
     key, value = key.at[:, ::3].set(jnp.nan), value.at[:, ::3].set(jnp.inf)
     given = query, key, value
     agree(given, block_mask=masked(blind, given, size, 2, 4))
+
+
+def test_the_largest_score_may_be_infinite():
+    infinite = lambda s, b, h, q, k: jnp.where((q > 5) & (k == 3), jnp.inf, s)  # noqa: E731
+    pairs = (attend(x, arrays(), score_mod=infinite) for x in ("triton", "reference"))
+    for found, wanted in zip(*pairs, strict=True):
+        np.testing.assert_allclose(found, wanted, 2e-5, 2e-5)
