@@ -27,7 +27,7 @@ from pliax.core.conditions import guard_or_false
 from pliax.core.jaxprs import ClosedFunction, close
 
 from .configs import UNIT
-from .triton_configs import LEAST
+from .triton_configs import LEAST, WARPS
 
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -269,8 +269,10 @@ def check_kernel_options(
             _check_cut(name, n, block_mask)
     elif implementation == "triton":
         for name, n in options.items():
-            if not name.endswith("stages"):
-                _check_power(name, n)
+            if name in blocks:
+                _check_power(name, n, least=LEAST)
+            elif name.endswith("warps"):
+                _check_power(name, n, most=WARPS)
         for name, n in blocks.items():
             _check_cut(name, n, block_mask)
     elif blocks and block_mask is not None:
@@ -292,15 +294,16 @@ def _check_unit(name: str, n: int) -> None:
         )
 
 
-def _check_power(name: str, n: int) -> None:
-    """Refuse sizes that Triton has no tiles of."""
-    least = LEAST if "block_" in name else 1
-    if n < least or n & (n - 1):
-        nearest = max(least, 1 << (n.bit_length() - 1))
+def _check_power(name: str, n: int, *, least: int = 1, most: int | None = None) -> None:
+    """Refuse sizes that Triton has no tiles of, and more warps than share one."""
+    power = 1 << (n.bit_length() - 1)
+    nearest = max(least, power if most is None else min(power, most))
+    if n != nearest:
+        limit = "" if most is None else f" and at most {most}"
         raise ValueError(
             f"flex_attention: kernel_options[{name!r}] must be a power of two, at "
-            f'least {least}, for "triton", found {n}.\nPass {nearest}, or leave it out '
-            "for the fastest that was measured."
+            f'least {least}{limit}, for "triton", found {n}.\nPass {nearest}, or leave '
+            "it out for the fastest that was measured."
         )
 
 

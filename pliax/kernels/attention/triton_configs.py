@@ -33,6 +33,7 @@ class Sizes(NamedTuple):
 
 LEAST = 16  # rows, columns or channels of a product on the tensor cores
 CHANNELS = 256
+WARPS = 32  # of a thread block, 1,024 threads
 # By kernel and channels, for numbers of 16 bits and of 32.
 TABLE = {
     ("forward", 64, 2): Sizes(64, 64, 4, 3),

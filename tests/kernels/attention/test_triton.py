@@ -97,10 +97,13 @@ def test_it_is_nobodys_default(gpu):
     [
         ({"block_q": 48}, "a power of two, at least 16, .* found 48.\nPass 32"),
         ({"bwd_block_kv": 8}, "a power of two, at least 16, .* found 8.\nPass 16"),
-        ({"warps": 3}, "a power of two, at least 1, .* found 3.\nPass 2"),
+        ({"warps": 3}, "a power of two, at least 1 .* found 3.\nPass 2"),
+        ({"bwd_warps": 64}, "at most 32, .* found 64.\nPass 32"),
+        ({"splits": 3}, r"\['splits'\] are unknown to implementation='triton'"),
         ({"block_kv": 64}, r"must divide the keys .* block_size=\(32, 32\), found 64"),
     ],
 )
+@pytest.mark.usefixtures("gpu")
 def test_options_that_make_no_tiles_are_refused(options, match):
     x = jnp.zeros((1, 64, 2, 64), BF16)
     mask = px.create_block_mask(
