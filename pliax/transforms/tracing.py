@@ -44,6 +44,7 @@ from pliax.core.unbacked import (
 
 from ._leaves import on_leaves
 from ._other_sizes import error_at, other_sizes
+from ._result_trees import without_sizes
 from ._trace_errors import GoesOnError, NotSymbolicError, place_of, reason_of
 
 
@@ -240,7 +241,7 @@ def trace_under(
             lambda x: as_result(x, assumptions, owner), f(*args, **kwargs)
         )
         results, out_tree = jax.tree.flatten(results)
-        out_trees.append(out_tree)
+        out_trees.append(without_sizes(out_tree, assumptions))
         return results
 
     flat = on_leaves(call, leaves, tree, inputs)
