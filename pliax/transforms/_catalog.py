@@ -226,8 +226,12 @@ class Catalog:
         if family.entries:
             failed = (entry.failed_guard(sizes) for entry in reversed(family.entries))
             guard = next(filter(None, failed), None)
-            if guard or family.changed_values_only(sizes):
-                return f"guard failed: {guard}" if guard else family.change(sizes)
+            if (
+                reason := f"guard failed: {guard}"
+                if guard
+                else family.new_values(sizes)
+            ):
+                return reason
         return explain_miss(*facts)
 
     def refuse(self, entry: Entry, refusal: PaddingRefused) -> None:
@@ -288,6 +292,8 @@ class Catalog:
         except BaseException as error:
             self.ledger.uncached().add(**tally.read())
             if isinstance(error, ConstraintViolationError):
+                if entry := self._with_tied_integers(family, args, kwargs):
+                    return entry
                 _name_partners(error, reading)
             raise
         self.needs_sizes |= bool(found.assumptions.unbacked)
@@ -311,6 +317,22 @@ class Catalog:
         with self.ledger.tracing(tally):
             return trace(self.function, make, reading.symbols, constraints, owner=owner)
 
+    def _with_tied_integers(
+        self, family: Family, args: tuple, kwargs: dict
+    ) -> Entry | None:
+        """A trace with all Python integers at run time, where a named size is fixed.
+
+        Of `x + jnp.arange(n)` the length is no constant, only that of `n` at first.
+        """
+        before = family.tied
+        if (reading := family.tie_integers()) is None:
+            return None
+        try:
+            return self._trace(family, reading, args, kwargs)
+        except ConstraintViolationError:
+            family.tied = before
+            return None
+
     def _without_integers(
         self,
         family: Family,
@@ -327,8 +349,10 @@ class Catalog:
             others = [p for p in integers if p not in left]
             try:
                 traced(family.with_constants(others))
-            except (NotSymbolicError, ConstraintViolationError) as error:
-                return error
+            except NotSymbolicError as reason:
+                return reason
+            except ConstraintViolationError as reason:  # one of the others is a length
+                return error if left else reason
 
         needed = needed_integers(integers, failure, error)
         fewer = family.without_integers(needed)

@@ -73,6 +73,20 @@ class Reading:
                 return None
         return found if self._are_in_range(found) else None
 
+    def misfits(self, sizes: Sequence[int]) -> list[Position]:
+        """The positions whose sizes in a call it does not take, guards aside."""
+        known: dict[str, int] = {}
+        limits = {s.name: (s.low, s.high or LARGEST) for s in self.symbols}
+
+        def fits(wanted: int | str, size: int) -> bool:
+            if isinstance(wanted, int) or not _fits(wanted, size, known):
+                return wanted == size
+            names = names_in(wanted)
+            return all(limits[n][0] <= known[n] <= limits[n][1] for n in names)
+
+        triples = zip(self.positions, self.wanted, sizes, strict=True)
+        return [p for p, wanted, size in triples if not fits(wanted, size)]
+
     def _are_in_range(self, values: Mapping[str, int]) -> bool:
         return all(s.low <= values[s.name] <= (s.high or LARGEST) for s in self.symbols)
 
@@ -129,6 +143,7 @@ class Family:
         self.learned: set[Position] = set()  # those that calls have shown to change
         # Python integers that are constants, why, and since which call.
         self.fixed: dict[Position, tuple[str, tuple[int, ...]]] = {}
+        self.tied: frozenset[Position] = frozenset()  # those that named sizes may equal
 
     def read(self, sizes: Sequence[int]) -> Reading:
         """A reading for a call that none of the earlier readings fits."""
@@ -149,6 +164,19 @@ class Family:
         self.fixed = {p: (why, call) for p, why in needed.items()} | self.fixed
         self.learned -= needed.keys()
         return self._read(call)
+
+    def tie_integers(self) -> Reading | None:
+        """A reading of the last call in which all Python integers are symbols.
+
+        Of a program in which a named size would else have to equal one of them. None
+        where there is no other.
+        """
+        found = {p for p, d in self.decided.items() if p.axis is None}
+        found = {p for p in found - self.fixed.keys() if not self.decided[p].is_dynamic}
+        if self.declared.everything is False or not found:
+            return None
+        self.tied |= found
+        return self._read(self.calls[-1])
 
     def forget_call(self, sizes: tuple[int, ...]) -> None:
         """Drops a call that is wrong in itself, and what was learned of it."""
@@ -181,11 +209,12 @@ class Family:
         return self._with_hints(wanted, symbols, sizes)
 
     def _decide(self, position: Position, history: Sequence[int]) -> Decision:
-        if position not in self.fixed:
-            return decide(self.declared, position, history)
-        return Decision(
-            False, f"the program needs its value: {self.fixed[position][0]}"
-        )
+        if position in self.fixed:
+            why = f"the program needs its value: {self.fixed[position][0]}"
+            return Decision(False, why)
+        if position in self.tied and abs(history[-1]) < OFFSETS[True]:
+            return Decision(True, "a size that dims names depends on it")
+        return decide(self.declared, position, history)
 
     def _has_empty(self, sizes: Sequence[int]) -> bool:
         """Whether an axis that `dims` names has no elements: a case of its own.
@@ -204,26 +233,14 @@ class Family:
         """A reading that takes every size for a constant."""
         return Reading(self.positions, tuple(sizes), ())
 
-    def changed_values_only(self, sizes: Sequence[int]) -> bool:
-        """Whether a call differs from a traced one in Python integers alone."""
-        return any(
-            all(p.axis is None for p, _, _ in changes)
-            for changes in self._changes(sizes)
-        )
-
-    def change(self, sizes: Sequence[int]) -> str:
-        """Which integers differ from those of the traced call that is most like it."""
-        changes = min(self._changes(sizes), key=len)
-        return (
-            f"new value: {', '.join(f'`{p.name}`: {a} -> {b}' for p, a, b in changes)}"
-        )
-
-    def _changes(self, sizes: Sequence[int]) -> list[list[tuple[Position, int, int]]]:
-        """For each traced call, the positions whose size is another."""
-        return [
-            [x for x in zip(self.positions, old, sizes, strict=True) if x[1] != x[2]]
-            for old in self.calls
-        ]
+    def new_values(self, sizes: Sequence[int]) -> str:
+        """The Python integers for which alone no trace serves a call, in words."""
+        misfits = min((e.reading.misfits(sizes) for e in self.entries), key=len)
+        if not misfits or any(p.axis is not None for p in misfits):
+            return ""
+        changes = zip(self.positions, self.calls[-1], sizes, strict=True)
+        texts = [f"`{p.name}`: {a} -> {b}" for p, a, b in changes if p in misfits]
+        return f"new value: {', '.join(texts)}"
 
     def _symbol(
         self,

@@ -23,10 +23,10 @@ def needed_integers[Integer](
 
     Returns:
         Those that fail alone, each with its reason. All of them where that is not so
-        simple: without any the trace fails as well, or each alone is traced.
+        simple: without any the trace fails likewise, or each alone is traced.
     """
     together = dict.fromkeys(integers, str(error))
-    if len(integers) == 1 or failure(()) is not None:
+    if len(integers) == 1 or isinstance(failure(()), type(error)):
         return together
     found: dict[Integer, str] = {}
     groups, left = [(integers, error)], _MOST_TRACES

@@ -495,6 +495,38 @@ def test_an_axis_is_a_constant_and_the_other_integers_of_a_call_are_not():
     assert "# the axis" in text and "constant: `counts" not in text
 
 
+TIED_TO_INTEGERS = {
+    "a length": (lambda x, n, m: x + jnp.arange(n, dtype=x.dtype), 1, 0),
+    "a product": (lambda x, n, m: x.reshape(n, m).sum(0), 2, 2),
+    "a length, by an axis": (
+        lambda x, n, m: jnp.cumsum(x + jnp.arange(n, dtype=x.dtype), axis=m), 1, 0
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("f, times, m", TIED_TO_INTEGERS.values(), ids=TIED_TO_INTEGERS)
+def test_a_named_size_may_be_what_integers_say_from_the_first_call_on(f, times, m):
+    compiled = px.compile(f, dims={"x": "t"})
+    for n in (4, 5, 6, 4):
+        x = np.arange(times * n, dtype=np.float32)
+        np.testing.assert_array_equal(compiled(x, n, m), f(jnp.asarray(x), n, m))
+    assert len(compiled.traces) == 1
+
+
+def test_a_named_size_that_is_fixed_otherwise_is_an_error_beside_integers():
+    compiled = px.compile(lambda x, n: (x + jnp.zeros(7)) * n, dims={"x": "t"})
+    for n in (3, 4):
+        with pytest.raises(px.ConstraintViolationError, match="needs t == 7"):
+            compiled(np.ones(7, np.float32), n)
+
+
+def test_the_reason_of_a_trace_is_the_integer_alone_where_sizes_changed_before():
+    compiled = px.compile(lambda x, n: x * n)
+    for t, n in ((3, 1), (4, 2), (5, -3)):
+        compiled(np.ones(t, np.float32), n)
+    assert "new value: `n`: 2 -> -3" in compiled.explain()
+
+
 def test_decimals_are_a_constant_with_its_line_in_explain():
     compiled = px.compile(lambda x, n: jnp.round(x, n))
     for n in (0, 1, 2, 1):
