@@ -103,7 +103,7 @@ class Program:
 
     Attributes:
         function: it.
-        arguments: its arguments; those with a shape are abstract.
+        arguments: its arguments, and those by name; what has a shape is abstract.
         shapes: for each flat argument its shape, with names and expressions of sizes.
         symbols: the named sizes.
         constraints: what is known about them, in `jax.export`'s notation.
@@ -111,7 +111,7 @@ class Program:
     """
 
     function: Callable[..., Any]
-    arguments: tuple[Any, ...]
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
     shapes: tuple[tuple[str | int, ...], ...]
     symbols: tuple[Symbol, ...]
     constraints: tuple[str, ...]
@@ -126,7 +126,7 @@ class Program:
         """The program for all sizes that take the branches of those at hand."""
 
         def make(assumptions: Assumptions) -> Any:
-            return self._arguments(lambda n: assumptions.parse(str(n))[0]), {}
+            return self._arguments(lambda n: assumptions.parse(str(n))[0])
 
         return trace_under(assumptions, self.function, make)
 
@@ -134,7 +134,7 @@ class Program:
         """The program for these sizes alone."""
 
         def make(_: Assumptions) -> Any:
-            return self._arguments(lambda n: evaluate_text(str(n), sizes)), {}
+            return self._arguments(lambda n: evaluate_text(str(n), sizes))
 
         return trace_under(Assumptions((), owner=self.owner), self.function, make)
 

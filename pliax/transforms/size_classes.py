@@ -97,6 +97,7 @@ def infer_sizes(
     dims: Mapping[str, Any],
     where: Any = (),
     limit: int = 64,
+    **kwargs: Any,
 ) -> SizeClasses:
     """Finds all classes of input sizes that a function distinguishes.
 
@@ -115,6 +116,7 @@ def infer_sizes(
         limit: the most traces. JAX distinguishes more sizes than the result shows, so
             there are more traces than classes; a function that reads a size as a number
             (`range(n)`) has a class for each value.
+        **kwargs: further arguments, by name.
 
     Returns:
         :class:`SizeClasses`. They are complete, or `note` says what may be missing.
@@ -143,8 +145,8 @@ def infer_sizes(
         raise TypeError(f"{owner}: {f!r} is not callable.\nPass the function first.")
     if type(limit) is not int or limit < 1:
         raise ValueError(f"{owner}: limit is {limit!r}.\nPass an integer, at least 1.")
-    check_call(f, args, {}, owner)
-    program = _program(f, args, dims, where, owner)
+    check_call(f, args, kwargs, owner)
+    program = _program(f, (args, kwargs), dims, where, owner)
     facts = Facts.of(program.assumptions(dict.fromkeys(_names(program), 1)))
     cells, gap = _explore(program, Prover(facts, _TIMEOUT, owner), limit)
     if not cells and not gap:
@@ -161,11 +163,11 @@ def infer_sizes(
 
 
 def _program(
-    f: Callable[..., Any], args: tuple, dims: Any, where: Any, owner: str
+    f: Callable[..., Any], given: tuple[tuple, dict], dims: Any, where: Any, owner: str
 ) -> Program:
     parameters, _ = read_parameters(f, (), (), owner)
     sizes = read_sizes(dims, parameters)
-    leaves = parameters.leaves(args, {})
+    leaves = parameters.leaves(*given)
     for leaf in leaves:
         if not isinstance(leaf.value, int | float | complex | jax.ShapeDtypeStruct):
             _check_array(leaf, owner)
@@ -178,7 +180,7 @@ def _program(
     constraints = (*known, *of_dims, *(f"{n} >= 0" for n in derived))
     origins = dict(sorted(origins_of(sizes.shapes(leaves)).items()))
     symbols = [_symbol(n, sizes, known, origin) for n, origin in origins.items()]
-    return Program(f, args, shapes, tuple(symbols), constraints, owner)
+    return Program(f, given, shapes, tuple(symbols), constraints, owner)
 
 
 def _check_array(leaf: Leaf, owner: str) -> None:

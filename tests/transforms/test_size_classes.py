@@ -277,3 +277,18 @@ def test_the_text_of_an_error_is_that_of_the_example(f, name):
         with pytest.raises(TypeError) as caught:
             jax.eval_shape(f, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
         assert c.error == f"TypeError: {str(caught.value).splitlines()[0]}"
+
+
+def test_arguments_by_name_have_sizes_and_values_too():
+    def f(x, *, y, k=2):
+        return x + y if k == 4 else x
+
+    found = px.infer_sizes(
+        f, jnp.ones(3), y=jnp.ones(3), k=4, dims={"x": "a", "y": "b"}, where="a >= 2"
+    )
+    plain = px.infer_sizes(
+        lambda x, y: x + y, jnp.ones(3), jnp.ones(3),
+        dims={"x": "a", "y": "b"}, where="a >= 2",
+    )  # fmt: skip
+    assert [c.example for c in found.classes] == [c.example for c in plain.classes]
+    assert [c.results for c in found.classes] == [c.results for c in plain.classes]
