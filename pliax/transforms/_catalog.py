@@ -215,7 +215,14 @@ class Catalog:
         if family.entries or symbols == reading.symbols or not all(allowed):
             return None
         hinted = dataclasses.replace(reading, symbols=symbols)
-        entry = self._trace(family, hinted, args, kwargs)
+        try:
+            entry = self._trace(family, hinted, args, kwargs)
+        except PaddingRefused:  # padding="require": the call decides whether it holds
+            return None
+        if entry.trace is None:  # an error for the hint's sizes tells nothing of others
+            family.refusal = None
+            self.ledger.uncached().add(**(entry.tally.read() if entry.tally else {}))
+            return None
         if entry.match(sizes) is not None:
             return entry
         entry.reason = "the hint of a Dim"

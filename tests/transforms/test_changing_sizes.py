@@ -1108,3 +1108,15 @@ def test_a_range_in_a_float_of_pythons_runs_in_buckets_without_a_warning():
         x = np.ones(n, np.float32)
         np.testing.assert_array_equal(compiled(x), f(jnp.asarray(x)))
     assert compiled.stats.traces == 1
+
+
+@pytest.mark.parametrize("padding", ["auto", "require"])
+def test_a_hint_with_which_the_program_fails_takes_nothing_from_other_sizes(padding):
+    dim = px.Dim("t", hint=5)
+    halves = px.compile(
+        lambda x: x.reshape(4, -1).sum(0), dims={"x": {0: dim}}, padding=padding
+    )
+    for n in (8, 16, 12, 40):
+        x = np.arange(n, dtype=np.float32)
+        np.testing.assert_array_equal(halves(x), x.reshape(4, -1).sum(0))
+    assert len(halves.traces) == 1 and "not padded" not in halves.explain()
