@@ -81,7 +81,37 @@ def argument(bucket: Bucket, eqn: Any, x: Padded) -> Padded:
     if not same_size(bucket, x.axes[axis]):
         x = bucket.filled(x, worst(x.dtype))
     axes = tuple(a for i, a in enumerate(x.axes) if i != axis)
-    return Padded(bind(eqn, x.data, axes=x.places(axis)), axes)
+    (place,), dtype = x.places(axis), eqn.params["index_dtype"]
+    if x.data.shape[place] - 1 > jnp.iinfo(dtype).max:
+        places = _places_in(bucket, x, axis, dtype)
+        return Padded(_best(eqn, x.data, places, place, worst(x.dtype)), axes)
+    return Padded(bind(eqn, x.data, axes=(place,)), axes)
+
+
+def _places_in(bucket: Bucket, x: Padded, axis: int, dtype: Any) -> Any:
+    """The places along an axis as a short integer counts them; padding's is the last.
+
+    They wrap as JAX's do. Of equal elements the one with the least place is taken.
+    """
+    (place,) = x.places(axis)
+    places = lax.broadcasted_iota(dtype, x.data.shape, place)
+    last = jnp.iinfo(dtype).max
+    return bucket.filled(Padded(places, x.axes), last).data
+
+
+def _best(eqn: Any, data: Any, places: Any, along: int, worst: Any) -> Any:
+    """The place of the best element: the reduction to which JAX lowers argmax."""
+    better = lax.gt if eqn.primitive.name == "argmax" else lax.lt
+
+    def choose(left: list[Any], right: list[Any]) -> list[Any]:
+        (x, i), (y, j) = left, right
+        is_better = lax.bitwise_or(better(x, y), lax.ne(x, x))  # or NaN
+        is_first = lax.bitwise_and(lax.eq(x, y), lax.lt(i, j))
+        taken = lax.bitwise_or(is_better, is_first)
+        return [lax.select(is_better, x, y), lax.select(taken, i, j)]
+
+    start = [np.asarray(worst, data.dtype), np.zeros((), places.dtype)]
+    return lax.reduce([data, places], start, choose, [along])[1]
 
 
 @rule("reduce")

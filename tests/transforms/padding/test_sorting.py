@@ -326,3 +326,18 @@ def test_floats_of_8_bits_have_an_order_or_are_refused(f, dtype):
         x = x.astype(getattr(jnp, dtype))
         found, wanted = (np.asarray(g(x), np.float32) for g in (compiled, jax.jit(f)))
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("index_dtype", [np.int8, np.uint8, np.int16])
+@pytest.mark.parametrize("find", [lax.argmax, lax.argmin])
+def test_places_in_short_integers_are_those_of_valid_elements(find, index_dtype):
+    """An axis may be longer in its bucket than such an integer counts."""
+    dims = {"x": {1: px.Dim("t", buckets=[70_000])}}
+    compiled = px.compile(
+        lambda x: find(x, 1, index_dtype), dims=dims, padding="require"
+    )
+    for t in (100, 1, 128, 200, 260):
+        least = [np.zeros((1, t), bool), np.full((1, t), -np.inf, np.float32)]
+        for x in (*least, *(~x for x in least[:1]), -least[1], drawn("2, t", {"t": t})):
+            wanted = jax.jit(lambda x: find(x, 1, index_dtype))(x)
+            np.testing.assert_array_equal(compiled(x), wanted)
