@@ -153,6 +153,27 @@ def search_by_size(kind: type, searched: Callable[..., Any]) -> None:
             setattr(_hijax, name, passing_by(getattr(_hijax, name)))
 
 
+def index_by_size(kind: type, constant: Callable[[Any, Any], Any]) -> None:
+    """Has indices that are negative or wrap meet a size as they meet an integer.
+
+    JAX's way for symbolic dimensions casts them, also to a type that is too short.
+
+    Args:
+        kind: the class of sizes.
+        constant: `(indices, size)` to the size in their type.
+    """
+    const, is_constant = _lax._const, _core.is_constant_dim
+
+    def of_size(example: Any, value: Any) -> Any:
+        return (constant if type(value) is kind else const)(example, value)
+
+    def is_constant_or_size(n: Any) -> bool:
+        return type(n) is kind or is_constant(n)
+
+    _indexing.lax = _Changed(_lax, _const=of_size)
+    _indexing.core = _Changed(_core, is_constant_dim=is_constant_or_size)
+
+
 def shuffle_by_size(kind: type, shuffled: Callable[..., Any]) -> None:
     """Has jax.random.permutation and choice shuffle by another function."""
     shuffle = _random._shuffle

@@ -28,7 +28,7 @@ from ._jax import accept_as_integer, dim_as_value_p, weakly_typed_as
 from .constraints import in_python
 from .intervals import INTERVALS, Interval, Magnitude, interval, magnitude_of
 from .numpy_functions import apply
-from .reals import combine, is_real
+from .reals import combine, is_real, refuse_short
 
 
 class Size:
@@ -299,6 +299,7 @@ def _arithmetic(operation: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
         return assumptions.size(operation(_plain(a), _plain(b)))
     if is_real(a) or is_real(b):
         return combine(_NAMES[operation], a, b)
+    refuse_short((a, b), asker())
     return operation(_array_of(a), _array_of(b))
 
 

@@ -29,6 +29,7 @@ from types import FrameType
 from typing import Any
 
 import jax
+import numpy as np
 
 from ._jax import (
     asks_whether_windows_fit,
@@ -432,6 +433,31 @@ class Assumptions:
             raise OverflowError(
                 f"{base} ** {size} is too large for int32, in which sizes run"
             )
+
+    def fits_in(self, size: Size, dtype: Any, frame: FrameType) -> None:
+        """Raises where an integer type does not hold a size; else a guard.
+
+        Of a size that only the device knows its bound is asked.
+        """
+        limits = np.iinfo(dtype)
+        ends = (">=", max(limits.min, -LARGEST)), ("<=", min(limits.max, LARGEST))
+        most = size
+        while str(most) in self.unbacked:
+            most = self.unbacked[str(most)]
+        for relation, end in ends:
+            if abs(end) == LARGEST or self.proves(size, relation, end):
+                continue
+            bounded = Condition(relation, (most, end), self)
+            if self.has_hints(bounded) and self.decide(bounded, frame):
+                continue
+            if variables(size) - self.hints.keys():
+                raise UnknownSizeError(
+                    f"{self.owner}: the program needs {size} as {dtype}, but "
+                    f"{self._unknown(variables(size))}.\n  at {user_place(frame)}\n"
+                    f"Convert what it meets to int32, or state px.check({size} "
+                    f"{relation} {end})."
+                )
+            raise OverflowError(f"the size {size} is out of bounds for {dtype}")
 
     def hashed(self, size: Size, frame: FrameType) -> int | None:
         """The value of a size that user code looks up among integers, else None."""

@@ -13,6 +13,7 @@ import math
 import operator
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import jax
@@ -215,6 +216,7 @@ def combine(operation: str, a: Any, b: Any) -> Any:
     value = _as_float if isinstance(a, np.floating) else _as_array
     value = _as_float if isinstance(b, np.floating) else value
     join = OF_ARRAYS.get(operation) or COMPARISONS[operation]
+    a, b = widened((a, b)) if operation in COMPARISONS else (a, b)
     found = join(value(a), value(b))
     stays = operation in COMPARISONS or any(
         isinstance(x, np.generic | np.ndarray) for x in (a, b)
@@ -237,6 +239,27 @@ def as_scalars(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
+def widened(operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Short integers of NumPy's as int32, in which they are compared with sizes.
+
+    NumPy compares them with any integer of Python's; JAX casts that one to their type.
+    """
+    if not any(map(is_size, operands)):
+        return operands
+    return tuple(x.astype(np.int32) if _is_short(x) else x for x in operands)
+
+
+def refuse_short(operands: tuple[Any, ...], frame: FrameType) -> None:
+    """Raises where an array of NumPy's meets a size that its integers do not hold."""
+    for x in filter(_is_short, operands):
+        for n in filter(is_size, operands):
+            n.assumptions.fits_in(n, x.dtype, frame)
+
+
+def _is_short(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.kind in "iu" and x.dtype.itemsize < 4
+
+
 _QUESTIONS = {"equal": "==", "not_equal": "!=", "less": "<", "less_equal": "<="}
 _QUESTIONS |= {"greater": ">", "greater_equal": ">="}
 
@@ -253,6 +276,9 @@ def by_numpy(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Any:
         return _joined(name, inputs).as_typed()
     if kind == "b":
         return _truth(_joined(name, inputs))
+    if name in _QUESTIONS:
+        inputs = widened(inputs)
+    refuse_short(inputs, sys._getframe())
     found = getattr(jnp, name)(*map(_as_array, inputs))
     if kind == "i" and not jnp.issubdtype(found.dtype, jnp.integer):
         return NotImplemented

@@ -20,6 +20,7 @@ from ._jax import (
     compare_types_by_size,
     concrete_by_size,
     equiv_by_size,
+    index_by_size,
     iterate_by_size,
     roll_by_size,
     scan_by_size,
@@ -217,12 +218,20 @@ def is_one(n: Any) -> bool:
     return asked.assumptions.decide(asked, sys._getframe(), may_collapse=True)
 
 
+def constant(indices: Any, n: Size) -> jax.Array:
+    """The size of an axis in the type of its indices, which holds it under a guard."""
+    dtype = jax.dtypes.result_type(indices)
+    n.assumptions.fits_in(n, dtype, sys._getframe())
+    return lax.convert_element_type(n.dimension_as_value(), dtype)
+
+
 def rows(n: Size) -> int:
     """How many rows an array has that somebody iterates over."""
     return n.assumptions.as_integer(n, "by iteration", sys._getframe())
 
 
 search_by_size(Size, searched)
+index_by_size(Size, constant)
 shuffle_by_size(Size, shuffled)
 concrete_by_size(Size)
 equiv_by_size(Size)

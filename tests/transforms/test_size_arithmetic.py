@@ -546,3 +546,49 @@ def test_a_call_that_is_wrong_makes_no_constant_of_an_integer():
             compiled(counting(2 * n), n), counting(2 * n).reshape(n, 2).sum(0)
         )
     assert "constant: " not in compiled.explain()
+
+
+# Sizes that short integers do not hold -------------------------------------------------
+
+
+I8, U8 = np.array([-1, 3], np.int8), np.array([1, 200], np.uint8)
+SHORT_INTEGERS = {
+    "negative indices": lambda x: x[I8.astype(np.int8)],
+    "written": lambda x: x.at[I8].set(-5.0),
+    "of a traced array": lambda x: x[jnp.asarray(I8) * jnp.int8(1)],
+    "wrapped": lambda x: jnp.take(x, I8, mode="wrap"),
+    "a sum": lambda x: I8 + x.shape[0],
+    "unsigned": lambda x: U8 - (x.shape[0] - 50),
+    "a multiple": lambda x: I8.astype(np.int16) * (300 * x.shape[0]),
+    "an extreme": lambda x: np.maximum(I8, x.shape[0]),
+    "compared": lambda x: (x.shape[0] > I8) & (x.shape[0] >= U8),
+    "equal": lambda x: x.shape[0] == U8,
+}
+
+
+def outcome(f, x):
+    """The result of a function, or the type of its error."""
+    try:
+        return np.asarray(f(x))
+    except Exception as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("f", SHORT_INTEGERS.values(), ids=SHORT_INTEGERS)
+def test_a_size_that_an_integer_type_does_not_hold_is_an_error_as_in_jax(f):
+    """Where JAX itself wraps, px.compile does; nowhere else."""
+    compiled = px.compile(f, dims={"x": "t"})
+    for n in (100, 127, 128, 200, 300, 40):
+        found, wanted = outcome(compiled, counting(n)), outcome(jax.jit(f), counting(n))
+        np.testing.assert_array_equal(found, wanted, err_msg=str(n))
+
+
+def test_a_size_born_from_data_meets_short_integers_that_hold_its_bound():
+    compiled = px.compile(
+        lambda x: px.ragged.boolean_mask(x, x > 0)[I8], dims={"x": "t"}
+    )
+    for n in (100, 127, 20):
+        x = counting(n)
+        np.testing.assert_array_equal(compiled(x), x[x > 0][I8])
+    with pytest.raises(ValueError, match="Convert what it meets to int32"):
+        compiled(counting(128))
