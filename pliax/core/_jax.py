@@ -37,6 +37,7 @@ from jax._src.lax import (
     convolution as _convolution,
     lax as _lax,
     slicing as _slicing,
+    utils as _lax_utils,
 )
 from jax._src.lax.control_flow import loops as _loops
 from jax._src.numpy import (
@@ -172,6 +173,24 @@ def index_by_size(kind: type, constant: Callable[[Any, Any], Any]) -> None:
 
     _indexing.lax = _Changed(_lax, _const=of_size)
     _indexing.core = _Changed(_core, is_constant_dim=is_constant_or_size)
+
+
+def count_in_int32(kind: type) -> None:
+    """Has indices along axes of symbolic size be of int32, as along those of any size.
+
+    JAX takes the widest integers for symbolic dimensions, which say something else of
+    indices beyond int32: those it casts along a short axis.
+    """
+    of_dim, of_shape = _lax_utils.int_dtype_for_dim, _lax_utils.int_dtype_for_shape
+
+    def dtype_for_dim(d: Any, *, signed: bool) -> Any:
+        return of_dim(1 if type(d) is kind else d, signed=signed)
+
+    def dtype_for_shape(shape: Any, *, signed: bool) -> Any:
+        return of_shape([1 if type(d) is kind else d for d in shape], signed=signed)
+
+    _lax_utils.int_dtype_for_dim = dtype_for_dim
+    _lax_utils.int_dtype_for_shape = dtype_for_shape
 
 
 def shuffle_by_size(kind: type, shuffled: Callable[..., Any]) -> None:

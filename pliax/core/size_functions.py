@@ -19,6 +19,7 @@ from ._jax import (
     arange_by_size,
     compare_types_by_size,
     concrete_by_size,
+    count_in_int32,
     equiv_by_size,
     index_by_size,
     iterate_by_size,
@@ -232,6 +233,7 @@ def rows(n: Size) -> int:
 
 search_by_size(Size, searched)
 index_by_size(Size, constant)
+count_in_int32(Size)
 shuffle_by_size(Size, shuffled)
 concrete_by_size(Size)
 equiv_by_size(Size)

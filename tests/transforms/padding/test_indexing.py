@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 from transforms.padding.checking import check_each, run_padded, symbolic
 
+import pliax as px
 from pliax.transforms.padding.rules import PaddingRefused
 
 
@@ -416,3 +417,34 @@ def test_any_scatter(request, mode, kind):
 
     texts = (", ".join(operand), ", ".join(indices) + "; 5", ", ".join(result))
     obey(f, *texts)
+
+
+BEYOND_INT32 = {
+    "write": lambda x, i: x.at[i].set(3.0),
+    "write clipped": lambda x, i: x.at[i].set(3.0, mode="clip"),
+    "add": lambda x, i: x.at[i].add(3.0, mode="drop"),
+    "read": lambda x, i: x[i],
+    "read or fill": lambda x, i: x.at[i].get(mode="fill", fill_value=-1.0),
+    "along an axis": lambda x, i: jnp.take_along_axis(x, i, 0),
+    "one place": lambda x, i: x[i[0]],
+    "types": lambda x, i: (
+        jnp.argsort(x),
+        jnp.nonzero(x, size=2),
+        jnp.unique(x, size=2),
+    ),
+    "diagonal": lambda x, i: (jnp.diag(x), jnp.tril_indices(3)),
+}
+
+
+@pytest.mark.parametrize("f", BEYOND_INT32.values(), ids=BEYOND_INT32)
+def test_indices_of_64_bits_are_cast_as_jax_casts_them(f):
+    """To int32, along an axis that has no more elements than that."""
+    with jax.enable_x64(True):
+        compiled = px.compile(f, dims={"x": "t"}, padding="require")
+        for t in (5, 3, 7):
+            x = np.arange(1.0, t + 1)
+            for i in (2**33 + 1, -(2**33) - 1, 2**31 + 1, -1):
+                found, wanted = (g(x, np.array([i])) for g in (compiled, jax.jit(f)))
+                jax.tree.map(np.testing.assert_array_equal, found, wanted)
+                types = jax.tree.map(lambda x: (x.dtype, x.weak_type), (found, wanted))
+                assert types[0] == types[1]
