@@ -560,7 +560,7 @@ def _from_blocks(
 
 @jax.jit(static_argnums=1)
 def _dense_mask(
-    mask_mod: ClosedFunction, sizes: tuple[int, int, int, int]
+    mask_mod: ClosedFunction, sizes: tuple[Any, ...]
 ) -> Bool[Array, "B H T S"]:
     b, h, q_idx, kv_idx = jnp.ix_(*(jnp.arange(n, dtype=jnp.int32) for n in sizes))
     return jnp.broadcast_to(broadcast(mask_mod, 4, b, h, q_idx, kv_idx), sizes)

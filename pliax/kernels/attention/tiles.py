@@ -47,11 +47,16 @@ def broadcast(function: Callable[..., Any], axes: int, *args: Array) -> Any:
     if axes == 0:
         return function(*args)
     inner = partial(broadcast, function, axes - 1)
-    mapped = [0 if x.shape[0] != 1 else None for x in args]
+    mapped = [None if _is_one(x.shape[0]) else 0 for x in args]
     args = tuple(x[0] if m is None else x for x, m in zip(args, mapped, strict=True))
     if all(m is None for m in mapped):
         return jax.tree.map(lambda x: x[None], inner(*args))
     return jax.vmap(inner, mapped)(*args)
+
+
+def _is_one(n: Any) -> bool:
+    """Whether a size is 1; a symbolic one is a size like others and is not asked."""
+    return isinstance(n, int) and n == 1
 
 
 def modify(

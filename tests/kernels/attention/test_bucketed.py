@@ -231,3 +231,14 @@ def test_padded_heads_are_refused_by_name():
     f = px.pad(lambda x: px.flex_attention(x, x, x), dims={"x": "_, _, h, _"})
     with pytest.raises(PaddingRefused, match="flex_attention: the number of heads"):
         f(jnp.ones((1, 4, 3, 2)), sizes={"h": 2})
+
+
+def test_a_mask_is_created_for_sizes_of_which_the_first_is_1():
+    def mask(x: Any) -> Any:
+        return px.create_mask(masks.causal, x.shape[0], None, x.shape[1], x.shape[1])
+
+    compiled = px.compile(mask, dims={"x": "b, t"}, padding="require")
+    for shape in ((1, 1), (3, 1), (2, 5), (1, 7)):
+        x = np.ones(shape, np.float32)
+        np.testing.assert_array_equal(compiled(x), jax.jit(mask)(x))
+    assert not compiled.guards
