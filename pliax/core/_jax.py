@@ -324,12 +324,17 @@ def is_tracing() -> bool:
 
 _WINDOWS = {
     rule.__code__
-    for rule in (_slicing._gather_shape_rule, _slicing._dynamic_slice_shape_rule)
+    for rule in (
+        _slicing._gather_shape_rule,
+        _slicing._dynamic_slice_shape_rule,
+        _slicing._dynamic_update_slice_shape_rule,
+        _slicing._scatter_shape_rule,
+    )
 }
 
 
 def asks_whether_windows_fit(frame: types.FrameType) -> bool:
-    """Whether a frame compares the size of an array with that of a window to read."""
+    """Whether a frame compares the size of an array with that of a window of it."""
     return frame.f_code in _WINDOWS
 
 

@@ -241,7 +241,7 @@ class Assumptions:
             if not self._is_to_decide(a, b):
                 return relation == "!="
         if asks_whether_windows_fit(frame) and not self.has_hints(condition):
-            return relation == ">="  # from too small an array nothing is read
+            return relation == ">="  # of too small an array nothing is read or written
         return self.decide(condition, frame)
 
     def refuse_zero(self, divisor: Size, frame: FrameType) -> None:

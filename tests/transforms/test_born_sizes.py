@@ -67,6 +67,61 @@ def test_what_is_read_of_nothing_is_what_jax_fills_with():
     assert np.isnan([first, last, *both]).all() and place == np.iinfo(np.int32).min
 
 
+def _windows(y):
+    return jax.vmap(lambda i: lax.dynamic_slice(y, (i,), (2,)))(jnp.arange(2))
+
+
+READS = {
+    "first": (lambda y: y[0], 1),
+    "last": (lambda y: y[-1], 1),
+    "window": (lambda y: lax.dynamic_slice(y, (1,), (2,)).sum(), 2),
+    "windows": (lambda y: _windows(y).sum(), 2),
+    "place": (lambda y: lax.dynamic_index_in_dim(y, 2, keepdims=False), 1),
+    "row": (lambda y: jnp.stack([y, 3 * y], 1)[-1].sum(), 1),
+}
+
+
+@pytest.mark.parametrize(("read", "least"), READS.values(), ids=READS)
+def test_the_derivative_of_what_is_read_of_nothing_is_0(read, least):
+    compiled = px.compile(
+        jax.grad(lambda x: read(boolean_mask(x, x > 0) ** 2)), dims={"x": "t"}
+    )
+    for values in ([1, -2, 3, 4], [-1, -2], [-1, 2, -1], [5, 3], [1, 2, 3, 4, 5], [1]):
+        x = np.array(values, np.float32)
+        kept, wanted = x[x > 0], np.zeros_like(x)
+        if kept.size >= least:
+            wanted[x > 0] = jax.grad(lambda y: read(y**2))(kept)
+        np.testing.assert_array_equal(compiled(x), wanted)
+
+
+def test_a_window_longer_than_the_bucket_is_what_jax_fills_with():
+    compiled = px.compile(
+        lambda x: (READS["window"][0](boolean_mask(x, x > 0)), boolean_mask(x, x > 0)),
+        dims={"x": "t"},
+    )
+    for x in (np.ones(1, np.float32), np.ones(4, np.float32)):
+        assert np.isnan(compiled(x)[0]) == (x.size < 2)
+
+
+def test_what_does_not_fit_is_not_written():
+    def write(x, new):
+        def put(new):
+            return lax.dynamic_update_slice(boolean_mask(x, x > 0), new, (1,))
+
+        return put(new[0]).sum(), jax.vmap(put)(new).sum(1)
+
+    compiled = px.compile(write, dims={"x": "t"})
+    new = np.array([[10, 20], [30, 40]], np.float32)
+    for values in ([1, -2, 3, 4], [-1, 2, -1], [5, 3], [-1]):
+        x = np.array(values, np.float32)
+        y = x[x > 0]
+        first = y[:1].sum() if y.size > 2 else 0
+        wanted = first + new.sum(1) if y.size > 1 else np.full(2, y.sum())
+        one, all_of_them = compiled(x, new)
+        np.testing.assert_array_equal(one, wanted[0])
+        np.testing.assert_array_equal(all_of_them, wanted)
+
+
 def test_a_value_born_from_data_is_a_scalar():
     f = px.compile(lambda x: (positive(x).shape[0], positive(x).shape[0] / 2))
     assert f(X) == (4, 2.0)

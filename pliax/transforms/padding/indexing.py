@@ -96,13 +96,19 @@ def dynamic_slice(bucket: Bucket, eqn: Any, x: Padded, *starts: Padded) -> Padde
     return Padded(_if_any(selection, read(windows)), windows.axes)
 
 
-def _if_any(selection: Selection, data: Any) -> Any:
-    """Windows of an array that may be empty: where it is, what JAX fills with."""
+def _fits(selection: Selection) -> Any:
+    """Whether an array that may be empty is as long as a window; None where it is."""
     bucket, fits = selection.bucket, None
     for axis in selection.parts:
         size, needed = selection.size(axis), selection.sizes[axis]
         if bucket.may_be_empty(size):
             fits = both(fits, lax.ge(bucket.scalar(size), bucket.scalar(needed)))
+    return fits
+
+
+def _if_any(selection: Selection, data: Any) -> Any:
+    """Windows of an array that may be empty: where it is, what JAX fills with."""
+    fits = _fits(selection)
     if fits is None or jnp.issubdtype(data.dtype, jax.dtypes.extended):
         return data
     nothing = lax.full_like(data, _nothing(data.dtype))
@@ -135,14 +141,28 @@ def scatter(
     x, indices, updates = agreed(bucket, arrays, _meetings(numbers, updates.rank))
     drops = eqn.params["mode"] is not _CLIP
     selection = _writing(bucket, x, numbers, indices.axes[:-1], updates, drops)
-    if 0 in updates.data.shape:
+    if 0 in updates.data.shape or _is_always_too_long(selection):
         return Padded(x.data, x.axes)
     if selection.is_plain and selection.asked is None:
         return _scattered(eqn, selection, indices, updates)
     starts = columns(indices, numbers)
     if selection.cut and not selection.is_shared:
-        return _rewritten(selection, starts, updates, _combination(eqn))
-    return _scattered_around(eqn, selection, starts, updates)
+        written = _rewritten(selection, starts, updates, _combination(eqn))
+    else:
+        written = _scattered_around(eqn, selection, starts, updates)
+    return _if_it_fits(selection, written)
+
+
+def _if_it_fits(selection: Selection, written: Padded) -> Padded:
+    """What was written; the operand as it was, if it is shorter than a window.
+
+    Then nothing was read either, and the derivative of that is 0.
+    """
+    if (fits := _fits(selection)) is None:
+        return written
+    old = selection.bucket.arranged(selection.operand, written.axes).data
+    data = lax.select(lax.broadcast(fits, old.shape), written.data, old)
+    return Padded(data, written.axes)
 
 
 @rule("dynamic_update_slice")
@@ -151,15 +171,30 @@ def dynamic_update_slice(
 ) -> Padded:
     """One window, clamped at the logical size; its valid part is written."""
     selection = _writing(bucket, x, one_window(x.rank), (), update, drops=False)
-    if 0 in update.data.shape:
+    if 0 in update.data.shape or _is_always_too_long(selection):
         return Padded(x.data, x.axes)
+    written = _updated(selection, update, _scalars(starts))
+    return _if_it_fits(selection, written)
+
+
+def _updated(selection: Selection, update: Padded, starts: Starts) -> Padded:
+    """The operand with one window overwritten."""
     if selection.cut:
-        return _rewritten(selection, _scalars(starts), update, _second)
-    found, _ = moved(selection, _scalars(starts))
+        return _rewritten(selection, starts, update, _second)
+    found, _ = moved(selection, starts)
     selection = packed(selection)
     windows = located(selection, found)
-    update = bucket.arranged(update, windows.axes)
+    update = selection.bucket.arranged(update, windows.axes)
     return Padded(overwritten(windows, update.data), selection.operand.axes)
+
+
+def _is_always_too_long(selection: Selection) -> bool:
+    """Whether no array of the bucket has the length of a window."""
+    size, sizes, length = selection.size, selection.sizes, selection.bucket.length
+    return any(
+        isinstance(sizes[axis], int) and length(size(axis)) < sizes[axis]
+        for axis in selection.parts
+    )
 
 
 def _meetings(numbers: Any, rank: int) -> list[list[tuple[int, int]]]:

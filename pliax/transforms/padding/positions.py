@@ -67,19 +67,31 @@ def packed(selection: Selection) -> Selection:
 
 
 def reachable(selection: Selection) -> Selection:
-    """An operand so long that even the padding of windows inside ends inside."""
+    """An operand so long that even the padding of windows inside ends inside.
+
+    A window longer than any array of the bucket needs one of its own length.
+    """
     selection = packed(selection)
-    bucket, data = selection.bucket, selection.operand.data
-    for axis in selection.cut:
-        (place,), size = selection.operand.places(axis), selection.sizes[axis]
-        last = bucket.length(selection.size(axis) - size)
-        needed = min(last, data.shape[place]) + bucket.length(size)
+    data = selection.operand.data
+    for axis in selection.parts:
+        if same(selection.sizes[axis], 1):
+            continue
+        (place,) = selection.operand.places(axis)
+        needed = _needed(selection, axis, data.shape[place])
         copies = -(-needed // data.shape[place])
         if copies > 1:  # of anything: lax.pad knows no arrays of keys
             data = lax.concatenate([data] * copies, place)
             data = lax.slice_in_dim(data, 0, needed, axis=place)
     operand = dataclasses.replace(selection.operand, data=data)
     return dataclasses.replace(selection, operand=operand)
+
+
+def _needed(selection: Selection, axis: int, length: int) -> int:
+    """Where windows end, at the latest."""
+    bucket, size = selection.bucket, selection.sizes[axis]
+    if isinstance(size, int):
+        return size
+    return min(bucket.length(selection.size(axis) - size), length) + bucket.length(size)
 
 
 def located(selection: Selection, starts: Starts) -> Windows:
