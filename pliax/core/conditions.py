@@ -316,6 +316,7 @@ def guard_or_true(condition: Any) -> bool:
 def _guard_or(condition: Any, otherwise: bool, frame: FrameType, owner: str) -> bool:
     if (answer := known(condition, frame, owner)) is not None:
         return answer
+    condition.assumptions.refuse_afterwards(condition, frame)
     if not condition.assumptions.has_hints(condition):
         return otherwise
     return condition.assumptions.decide(condition, frame)
@@ -345,6 +346,8 @@ def check(condition: Any, message: str = "") -> None:
     place = user_place(frame)
     what = condition if hasattr(condition, "assumptions") else "the condition"
     text = f"px.check: {message or f'{what} does not hold'}\n  at {place}"
+    if answer is None:
+        condition.assumptions.refuse_afterwards(condition, frame)
     if answer is None and not condition.assumptions.has_hints(condition):
         state(condition, text, place)
         return

@@ -22,6 +22,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ._jax import accept_as_integer, dim_as_value_p, weakly_typed_as
@@ -223,7 +224,8 @@ class Size:
 
     def dimension_as_value(self) -> jax.Array:
         """The size as a scalar that arrays can compute with (JAX's name for it)."""
-        return dim_as_value_p.bind(dim=self)
+        value = self.assumptions.value_afterwards(self, "as a value", asker())
+        return dim_as_value_p.bind(dim=self) if value is self else jnp.asarray(value)
 
     __jax_array__ = dimension_as_value
 
@@ -246,6 +248,10 @@ class Size:
 
     def __deepcopy__(self, memo: dict) -> "Size":
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as an integer: what is read again belongs to no trace."""
+        return int, (self.assumptions.as_integer(self, "by pickling", asker()),)
 
 
 accept_as_integer(Size)
@@ -294,6 +300,8 @@ def _arithmetic(operation: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     """On expressions where both are sizes, else on run-time scalars."""
     if _is_size(a) and _is_size(b):
         assumptions = (a if isinstance(a, Size) else b).assumptions
+        if getattr(b, "assumptions", assumptions) is not assumptions:
+            return operation(*assumptions.operands(a, b, asker()))
         if operation in _DIVISIONS and isinstance(b, Size):
             assumptions.refuse_zero(b, asker())
         return assumptions.size(operation(_plain(a), _plain(b)))

@@ -54,6 +54,7 @@ from .decisions import Decision, comparison_key, key_of
 from .dims import (
     LARGEST,
     Size,
+    asker,
     bounds,
     code,
     compares_for_the_user,
@@ -62,17 +63,21 @@ from .dims import (
     is_inside,
     is_quotient,
     is_remainder,
+    larger,
+    smaller,
     substitute,
     variables,
 )
+from .float_formulas import COMPARISONS
+from .other_traces import (
+    UnknownIntegerError,
+    UnknownSizeError as UnknownSizeError,
+    are_of_two_traces,
+    is_for_the_user,
+    stray,
+    value_of,
+)
 from .provenance import Place, user_place
-
-
-class UnknownSizeError(ValueError, TypeError):
-    """A question about a size that only the device knows.
-
-    Also a TypeError, which JAX expects of what is no integer.
-    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +171,9 @@ class Assumptions:
 
     def extreme(self, kind: str, a: Any, b: Any) -> Any:
         """The "max" or "min" of two sizes, as a size."""
+        if are_of_two_traces(a, b):
+            a, b = self.operands(a, b, asker())
+            return (larger if kind == "max" else smaller)(a, b)
         is_first = self.proves(a, ">=" if kind == "max" else "<=", b)
         is_second = self.proves(b, ">=" if kind == "max" else "<=", a)
         if is_first or is_second:
@@ -219,7 +227,7 @@ class Assumptions:
         JAX's own code gets a truth value at once, everybody else when they need one.
         """
         if not self._owns(a) or not self._owns(b):
-            return relation == "!="
+            return _compared_across(a, relation, b, frame)
         a = _with_positive_divisor(a, b)
         is_from_jax = is_inside(frame)
         before = self.decisions.get(comparison_key(a, relation, b, is_from_jax))
@@ -406,11 +414,13 @@ class Assumptions:
 
     def as_integer(self, size: Size, use: str, frame: FrameType) -> int:
         """The value of a size that the program needs as a Python integer."""
+        if isinstance(value := self.value_afterwards(size, use, frame), int):
+            return value
         is_unknown = bool(variables(size) - self.hints.keys())
         if is_inside(frame) and (self.is_closed or not is_unknown):
             raise TypeError(f"the size {size} has no value while it is traced")
         if is_unknown:
-            raise UnknownSizeError(
+            raise UnknownIntegerError(
                 f"{self.owner}: the program needs the value of {size} ({use}), but "
                 f"{self._unknown(variables(size))}.\n  at {user_place(frame)}\n"
                 "Use it as an array, jnp.asarray(size), or as a size of arrays."
@@ -420,6 +430,26 @@ class Assumptions:
         self._guard(condition, user_place(frame), f"used {use}")
         self.record(condition, True, frame, condition)
         return value
+
+    def value_afterwards(self, size: Size, use: str, frame: FrameType) -> Any:
+        """What the user gets of a size after its trace: its value, or an error."""
+        if not self.is_closed or not is_for_the_user(frame):
+            return size
+        if isinstance(value := value_of(size), Size):
+            raise stray(size, 0, use, frame)
+        return value
+
+    def refuse_afterwards(self, condition: Condition, frame: FrameType) -> None:
+        """Raises where the user asks about sizes whose trace is over."""
+        if self.is_closed and is_for_the_user(frame):
+            raise stray(*_sizes_in(condition), f"in {condition}", frame)
+
+    def operands(self, a: Any, b: Any, frame: FrameType) -> tuple[Any, Any]:
+        """Two sizes, or integers, that are to meet in an expression."""
+        x, y = value_of(a), value_of(b)
+        if are_of_two_traces(x, y):
+            raise stray(x, y, f"with {b}", frame)
+        return x, y
 
     def fits_as_exponent(self, size: Size, base: int, frame: FrameType) -> None:
         """Raises where a power of integers does not fit an int32; else a guard."""
@@ -503,8 +533,9 @@ class Assumptions:
             self.ranges[name] = low, high
 
     def _require_hints(self, condition: Condition, frame: FrameType) -> None:
+        self.refuse_afterwards(condition, frame)
         if names_of(condition) - self.hints.keys():
-            raise UnknownSizeError(
+            raise UnknownIntegerError(
                 f"{self.owner}: the program branches on {condition}, but "
                 f"{self._unknown(names_of(condition))}.\n"
                 f"  at {user_place(frame)}\n"
@@ -632,6 +663,17 @@ _AT_LEAST = {
 }
 
 
+def _compared_across(a: Any, relation: str, b: Any, frame: FrameType) -> Any:
+    """A comparison of sizes of two traces, which only caches may ask for."""
+    x, y = value_of(a), value_of(b)
+    if not are_of_two_traces(x, y):
+        return COMPARISONS[relation](x, y)
+    is_of_caches = is_inside(frame) or hashes_harmlessly(frame)
+    if is_of_caches and relation in ("==", "!="):
+        return relation == "!="
+    raise stray(x, y, f"in {a} {relation} {b}", frame)
+
+
 def _with_positive_divisor(a: Any, b: Any) -> Any:
     """Of `t % -3`, which JAX asks in a reshape, `t % 3`: 0 for the same sizes."""
     if not isinstance(b, int) or b != 0 or not is_remainder(a):
@@ -648,6 +690,14 @@ def _conjuncts(condition: Condition) -> list[Condition]:
     if condition.operation != "and":
         return [condition]
     return [c for part in condition.parts for c in _conjuncts(part)]
+
+
+def _sizes_in(condition: Condition) -> tuple[Any, Any]:
+    """The two sides of the first comparison in a condition."""
+    while condition.operation in ("and", "or"):
+        condition = condition.parts[0]
+    a, b = condition.parts
+    return a, b
 
 
 def names_of(condition: Condition) -> frozenset[str]:

@@ -381,8 +381,13 @@ def _type_of(*, dtype: Any, is_weak: bool, **_: Any) -> ShapedArray:
 
 
 def _bound(real: "Real", dtype: Any, *, is_weak: bool) -> jax.Array:
-    sizes, formula = real.sizes, real.formula
+    sizes, formula = tuple(map(_in_its_trace, real.sizes)), real.formula
     return real_p.bind(sizes=sizes, formula=formula, dtype=dtype, is_weak=is_weak)
+
+
+def _in_its_trace(size: Any) -> Any:
+    """A size that becomes a part of a program, which only its own trace can hold."""
+    return size.assumptions.value_afterwards(size, "as a float", sys._getframe(1))
 
 
 real_p.def_abstract_eval(_type_of)
