@@ -37,6 +37,7 @@ from ._jax import (
     may_call_equal_sizes_different,
     may_call_nothing_something,
 )
+from .call_sites import is_calling
 from .callers import asks_if_all_are_equal, hashes_harmlessly
 from .collapse import (
     ConstraintViolationError as ConstraintViolationError,
@@ -495,7 +496,8 @@ class Assumptions:
             return _OF_EACH_SIZE
         if is_inside(frame) or hashes_harmlessly(frame):
             return None
-        return self.as_integer(size, "by hash", frame)
+        use = "by hash, in a call" if is_calling(frame) else "by hash"
+        return self.as_integer(size, use, frame)
 
     @property
     def solved(self) -> dict[str, Any]:
@@ -557,7 +559,7 @@ class Assumptions:
         may_collapse: bool = False,
     ) -> None:
         for part in _conjuncts(condition):
-            self._learn(part, place, may_collapse)
+            self._learn(part, place, may_collapse, reason)
         if not may_collapse:
             self._refuse_one_value(condition, place)
         text = str(condition)
@@ -572,7 +574,11 @@ class Assumptions:
             self._learn(part, place)
 
     def _learn(
-        self, condition: Condition, place: Place, may_collapse: bool = False
+        self,
+        condition: Condition,
+        place: Place,
+        may_collapse: bool = False,
+        reason: str = "",
     ) -> None:
         """What follows from a comparison that holds."""
         a, b = condition.parts
@@ -586,7 +592,7 @@ class Assumptions:
             self._learn_quotient(a, b)
         if condition.operation == "==":
             if not may_collapse:
-                self._refuse_collapse(a, b, place)
+                self._refuse_collapse(a, b, place, reason)
             self.equalities.append((a, b))
 
     def _learn_quotient(self, a: Any, b: Any) -> None:
@@ -596,14 +602,15 @@ class Assumptions:
             rest = _expression(dividend - divisor * (dividend // divisor))
             self._known["==", rest] = self._known["==", -rest] = True
 
-    def _refuse_collapse(self, a: Any, b: Any, place: Place) -> None:
+    def _refuse_collapse(self, a: Any, b: Any, place: Place, reason: str = "") -> None:
         """A strong size that must equal a constant, or another size, is an error."""
         names = sorted(variables(a) | variables(b))
         if not is_collapse(a, b):
             return
         symbols = [self.symbols[name] for name in names]
         if symbols and all(symbol.is_strong for symbol in symbols):
-            self._violate(symbols, f"{a} == {b}", fix_of(a, b, symbols), place)
+            needs = f"{a} == {b} ({reason})" if reason else f"{a} == {b}"
+            self._violate(symbols, needs, fix_of(a, b, symbols), place)
         self.collapsed.append(f"{in_words(a, b, symbols)}\n  at {place}")
         dynamic_log.debug("%s: %s", self.owner, self.collapsed[-1])
 

@@ -185,6 +185,77 @@ def test_caches_keep_sizes_symbolic():
     assert not assumptions.guards
 
 
+class Cached:
+    """Methods that keep their results."""
+
+    @functools.cache  # noqa: B019
+    def double(self, n):
+        return 2 * n
+
+    @functools.partial(jax.jit, static_argnums=(0, 1))
+    def doubled(self, n):
+        return jnp.asarray(2 * n)
+
+
+@functools.cache
+def double(n, factor=2):
+    return factor * n
+
+
+def _in_a_loop(n):
+    total = 0
+    for found in map(double, [n]):
+        total += found
+    return total
+
+
+CACHED = Cached()
+
+
+CACHES = {
+    "function": lambda n: double(n),
+    "keyword": lambda n: double(n, factor=2),
+    "unpacked": lambda n: double(*[n]),
+    "method": lambda n: Cached().double(n),
+    "bound": lambda n, f=CACHED.double: f(n),
+    "jitted": lambda n, c=CACHED: c.doubled(n),
+    "element": lambda n, fs=(double,): fs[0](n),
+    "by name": lambda n, fs={"a": double}, key="a": fs[key](n),
+    "either": lambda n, f=CACHED.double: (f if n is None else double)(n),
+    "inline": lambda n: jax.jit(lambda m: jnp.asarray(2 * m), static_argnums=0)(n),
+    "made": lambda n: functools.lru_cache(maxsize=3)(lambda m: 2 * m)(n),
+    "partial": lambda n: functools.partial(double, n)(),
+    "mapped": lambda n: sum(list(map(double, [n]))),
+    "starred": lambda n: sum([*map(double, [n])]),
+    "loop": _in_a_loop,
+    "no text": eval("lambda n: double(n)", {"double": double}),
+    "no text, method": eval("lambda n: c.double(n)", {"c": Cached()}),
+}
+
+
+@pytest.mark.parametrize("call", CACHES)
+def test_caches_that_are_called_by_any_way_keep_sizes_symbolic(call):
+    f = px.compile(lambda x: x * CACHES[call](x.shape[0]), dims={"x": "t"})
+    for n in (3, 4, 6):
+        np.testing.assert_array_equal(f(jnp.ones(n)), np.full(n, 2.0 * n))
+    assert f.stats.traces == 1 and not f.guards
+
+
+LOOKUPS = {
+    "set of results": lambda n: set(map(double, [n])),
+    "either": lambda n, get={12: 3}.get: (get if n is not None else double)(n),
+    "another's result": lambda n: functools.partial({12: 3}.get)(n),
+    "no text": eval("lambda n: {12: 3}.get(n)"),
+}
+
+
+@pytest.mark.parametrize("look_up", LOOKUPS)
+def test_a_strong_size_that_is_looked_up_is_an_error_that_says_so(look_up):
+    (t,) = sizes(assume(t=12, strong=True), "t")
+    with pytest.raises(ConstraintViolationError, match=r"== (12|6) \(used by hash"):
+        LOOKUPS[look_up](t)
+
+
 def test_a_strong_size_that_collapses_is_an_error_with_a_fix():
     (t,) = sizes(assume(t=12, strong=True), "t")
     text = (

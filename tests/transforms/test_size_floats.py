@@ -164,7 +164,7 @@ def test_what_needs_the_float_itself_is_compiled_for_each_size(use):
     for n in SIZES:
         x = np.ones(n, np.float32)
         np.testing.assert_allclose(f(x), jax.jit(use)(x), rtol=1e-6)
-    with pytest.raises(px.ConstraintViolationError, match=r"needs t == 7\.\n  at"):
+    with pytest.raises(px.ConstraintViolationError, match=r"needs t == 7 \(used as"):
         px.compile(use, dims={"x": "t"})(np.ones(7, np.float32))
 
 
