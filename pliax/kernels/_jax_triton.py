@@ -5,15 +5,18 @@ It empties TRITON_CACHE_DIR, after which torch cannot compile in the same proces
 """
 
 import os
+from typing import Any
 
 
 _DIRECTORY = "TRITON_CACHE_DIR"
 _given = os.environ.get(_DIRECTORY)
 
-from jax_triton import triton_call as triton_call  # noqa: E402  # pyright: ignore[reportMissingImports]
+import jax_triton  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 
 if _given is None:
     os.environ.pop(_DIRECTORY, None)
 else:
     os.environ[_DIRECTORY] = _given
+
+triton_call: Any = jax_triton.triton_call
