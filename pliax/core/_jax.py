@@ -6,6 +6,7 @@ this file is the one that changes.
 """
 
 import functools
+import importlib.util
 import inspect
 import operator
 import types
@@ -46,15 +47,18 @@ from jax._src.numpy import (
     lax_numpy as _lax_numpy,
     setops as _setops,
 )
-
-# It has settings that caches of jax.jit are keyed by. Loaded by a first kernel, in the
-# midst of a trace, they would have the second call of that program compiled again.
-from jax._src.pallas import core as _pallas_core  # noqa: F401
 from jax._src.random import core as _random
 from jax._src.random.prng import iota_2x32_shape as iota_2x32_shape
 from jax._src.random.threefry2x32 import threefry2x32_p as threefry2x32_p
 from jax._src.state.discharge import discharge_state as discharge_state
 from jax.interpreters import ad as ad, batching as batching, mlir as mlir
+
+
+# Pallas has settings that caches of jax.jit are keyed by. Loaded by a first kernel, in
+# the midst of a trace, it would have the second call of that program compiled again.
+# It takes 0.05 s, so only where a plugin may bring a GPU whose kernels are the default.
+if importlib.util.find_spec("jax_plugins") is not None:
+    importlib.import_module("jax._src.pallas.core")
 
 
 def accept_as_integer(kind: type) -> None:
