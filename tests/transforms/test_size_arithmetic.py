@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from jax import lax
 
 import pliax as px
@@ -408,14 +408,13 @@ def test_bits_of_an_integer_are_a_run_time_value(f):
 def test_quotients_of_products_of_integers_are_run_time_values(f):
     compiled = of_integers(f)
 
+    @settings(derandomize=True)  # what is drawn decides how many executables
     @given(n=SMALL, m=SMALL.filter(bool))
     def law(n, m):
         assert int(compiled(n, m)) == f(n, m)
 
     law()
-    # One a trace, and one for each pair of the three orders of magnitude up to 2^20.
-    assert compiled.stats.traces <= 3
-    assert compiled.stats.compilations <= compiled.stats.traces + 3 * 3
+    assert compiled.stats.traces <= 3 and compiled.stats.compilations <= 8
     counts = []
     for n, m in ((5, 3), (7, 2), (900, 31), (12, 1000)):
         assert int(compiled(n, m)) == f(n, m)
