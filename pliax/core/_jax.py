@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax._src import (
     config as _config,
     core as _core,
@@ -109,6 +110,18 @@ def accept_as_float(kind: type) -> None:
     _dtypes.register_canonicalize_value_handler(kind, None)
     is_symbolic = _core.is_symbolic_dim
     _core.is_symbolic_dim = lambda v: type(v) is not kind and is_symbolic(v)
+
+
+def look_into_arrays(look: Callable[[Any], None]) -> None:
+    """Has a function look at NumPy's arrays of objects before JAX refuses them."""
+    aval = _core.pytype_aval_mappings[np.ndarray]
+
+    def looking(x: Any) -> Any:
+        if x.dtype == object:
+            look(x)
+        return aval(x)
+
+    _core.pytype_aval_mappings[np.ndarray] = looking
 
 
 def _accept_in_convolutions(kind: type) -> None:

@@ -222,6 +222,49 @@ class Size:
     def __float__(self) -> float:
         return float(self.assumptions.as_integer(self, "as float", asker()))
 
+    def __format__(self, spec: str) -> str:
+        """Its name, as `str` has it; its value where a width or a base is given."""
+        return format(self._value(f"as text, {spec!r}"), spec) if spec else str(self)
+
+    # What Python's integers have beside operators: as sizes where that is one.
+
+    def __round__(self, digits: int | None = None) -> Any:
+        is_whole = digits is None or digits >= 0
+        return self if is_whole else round(self._value("by round(…)"), digits)
+
+    __trunc__ = __floor__ = __ceil__ = __pos__
+
+    real = numerator = property(__pos__)
+    imag = property(lambda self: 0)
+    denominator = property(lambda self: 1)
+
+    def conjugate(self) -> "Size":
+        """The size itself, as of an integer."""
+        return self
+
+    def is_integer(self) -> bool:
+        """True, as of an integer."""
+        return True
+
+    def as_integer_ratio(self) -> tuple["Size", int]:
+        """The size and 1."""
+        return self, 1
+
+    def bit_length(self) -> int:
+        """As of an integer, for which the size becomes a constant."""
+        return self._value("as bit_length()").bit_length()
+
+    def bit_count(self) -> int:
+        """As of an integer, for which the size becomes a constant."""
+        return self._value("as bit_count()").bit_count()
+
+    def to_bytes(self, *args: Any, **options: Any) -> bytes:
+        """As of an integer, for which the size becomes a constant."""
+        return self._value("as to_bytes()").to_bytes(*args, **options)
+
+    def _value(self, use: str) -> int:
+        return self.assumptions.as_integer(self, use, asker())
+
     def dimension_as_value(self) -> jax.Array:
         """The size as a scalar that arrays can compute with (JAX's name for it)."""
         value = self.assumptions.value_afterwards(self, "as a value", asker())

@@ -23,6 +23,7 @@ from ._jax import (
     equiv_by_size,
     index_by_size,
     iterate_by_size,
+    look_into_arrays,
     roll_by_size,
     scan_by_size,
     search_by_size,
@@ -32,7 +33,8 @@ from ._jax import (
     unique_by_size,
 )
 from .conditions import Condition, state, statically_known_true
-from .dims import Size, is_asked_by_jax, larger
+from .dims import Size, is_asked_by_jax, is_inside, larger
+from .other_traces import is_for_the_user
 from .padded_calls import InBucket, padded_call
 from .provenance import user_place
 from .reals import Real
@@ -231,6 +233,17 @@ def rows(n: Size) -> int:
     return n.assumptions.as_integer(n, "by iteration", sys._getframe())
 
 
+def need_values(array: np.ndarray) -> None:
+    """Asks for the values of sizes in an array of NumPy's that JAX computes with."""
+    frame = sys._getframe(1)
+    while is_inside(frame) and frame.f_back:
+        frame = frame.f_back
+    for x in array.flat:
+        if isinstance(x, Size) and is_for_the_user(frame):
+            x.assumptions.as_integer(x, "in an array of NumPy's", frame)
+
+
+look_into_arrays(need_values)
 search_by_size(Size, searched)
 index_by_size(Size, constant)
 count_in_int32(Size)

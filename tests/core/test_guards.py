@@ -1,4 +1,5 @@
 import functools
+import math
 import operator
 import re
 
@@ -535,3 +536,49 @@ def test_what_asks_for_a_multiple_is_recognised_however_it_is_written(form, k):
 )
 def test_what_asks_for_something_else_is_no_multiple(condition):
     assert multiple_of(condition) is None
+
+
+# What integers have -----------------------------------------------------------------
+
+
+BY_VALUE = {
+    "bit_length": lambda n: (n - 1).bit_length(),
+    "bit_count": lambda n: n.bit_count(),
+    "to_bytes": lambda n: int.from_bytes(n.to_bytes(2, "big")),
+    "format": lambda n: int(f"{n:03d}"),
+    "round": lambda n: round(n, -1),
+    "array": lambda n: np.array(n),
+    "elements": lambda n: np.array([n, 1])[:1],
+}
+
+
+@pytest.mark.parametrize("use", BY_VALUE)
+def test_what_integers_have_by_value_needs_the_value_of_a_size(use):
+    f = px.compile(lambda x: x * BY_VALUE[use](x.shape[0]))
+    for n in (6, 7, 8):
+        x = jnp.ones(n, jnp.int32)
+        np.testing.assert_array_equal(f(x), np.ones(n) * BY_VALUE[use](n))
+    with pytest.raises(
+        ConstraintViolationError, match=r"needs t == 6 \(used|t - 1 == 5"
+    ):
+        px.compile(f.__wrapped__, dims={"x": "t"})(x[:6])
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda n: n.real + n.imag,
+        lambda n: n.numerator // n.denominator,
+        lambda n: n.conjugate(),
+        lambda n: n.as_integer_ratio()[0],
+        lambda n: n if n.is_integer() else 0,
+        lambda n: round(n) + math.floor(n) - math.ceil(n),
+        lambda n: np.prod(np.array([n, 1])),
+        lambda n: n if f"{n}" else 0,
+    ],
+)
+def test_what_integers_have_is_a_size_where_it_can_be(use):
+    f = px.compile(lambda x: x * use(x.shape[0]), dims={"x": "t"})
+    for n in (3, 4, 6):
+        np.testing.assert_array_equal(f(jnp.ones(n)), np.full(n, 1.0 * n))
+    assert f.stats.traces == 1 and not f.guards
