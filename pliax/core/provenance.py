@@ -56,7 +56,7 @@ def user_place(frame: FrameType | None, *, only: bool = False) -> Place:
     at = frame
     while at is not None:
         module = at.f_globals.get("__name__", "").partition(".")[0]
-        if module not in _PASSED_THROUGH and not _is_pythons(at.f_code.co_filename):
+        if module not in _PASSED_THROUGH and not _is_no_text_of_the_users(at):
             return Place(at.f_code.co_filename, at.f_lineno, at.f_code.co_qualname)
         at = None if only else at.f_back
     return NOWHERE
@@ -84,12 +84,33 @@ def is_of_jax(code: CodeType) -> bool:
 def is_the_users(code: CodeType) -> bool:
     """Whether some code is neither JAX's, NumPy's, Python's nor ours."""
     file = code.co_filename
-    return not (file.startswith(_LIBRARIES) or _is_pythons(file) or _is_passed(file))
+    is_of_others = file.startswith(_LIBRARIES) or _is_pythons(file) or _is_passed(file)
+    return not (is_of_others or _is_generated(code))
 
 
 def _is_pythons(file: str) -> bool:
     """Whether a file is of Python's own library."""
     return file.startswith(_PYTHONS) and "-packages" not in file
+
+
+def _is_generated(code: CodeType) -> bool:
+    """Whether dataclasses or attrs wrote some code, such as an `__eq__`.
+
+    What a user gives to exec or `python -c` has the file "<string>" as well.
+    """
+    if code.co_filename.startswith("<attrs generated"):
+        return True
+    return code.co_filename == "<string>" and "__create_fn__" in code.co_qualname
+
+
+def _is_no_text_of_the_users(frame: FrameType) -> bool:
+    """Whether Python's library, or a class that it or attrs made, runs in a frame."""
+    name = frame.f_globals.get("__name__") or ""
+    code = frame.f_code
+    is_of_a_namedtuple = code.co_filename == "<string>" and name.startswith(
+        "namedtuple_"
+    )
+    return is_of_a_namedtuple or _is_generated(code) or _is_pythons(code.co_filename)
 
 
 def equation_place(eqn: Any) -> Place:

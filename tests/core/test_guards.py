@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import math
 import operator
@@ -124,6 +125,23 @@ def test_a_guard_names_the_line_that_asked():
     assert guard.condition == "t > 64"
     assert guard.place.function.endswith("test_a_guard_names_the_line_that_asked")
     assert "if t > 64:  # the line in question" in str(guard)
+
+
+@dataclasses.dataclass
+class Extent:
+    height: int
+    width: int
+
+
+def test_a_guard_names_the_line_behind_a_dataclass_but_code_without_a_file_too():
+    (t,) = sizes(assumptions := assume(t=72), "t")
+    assert Extent(t, 3) != Extent(5, 3)  # the line that compares
+    (guard,) = assumptions.guards.values()
+    assert "the line that compares" in str(guard)
+    (t,) = sizes(assumptions := assume(t=72), "t")
+    exec("def ask(t):\n    return bool(t > 64)\nask(t)", {"t": t})
+    (guard,) = assumptions.guards.values()
+    assert (guard.place.file, guard.place.function) == ("<string>", "ask")
 
 
 @pytest.mark.parametrize(
