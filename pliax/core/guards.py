@@ -24,6 +24,7 @@ Each answer goes on record as a `Decision` (`decisions.py`).
 
 import dataclasses
 import math
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -135,6 +136,9 @@ class Assumptions:
         self.decisions: dict[Hashable, Decision] = {}
         self.equalities: list[tuple[Any, Any]] = []
         self.collapsed: list[str] = []  # weak sizes that became constants, in words
+        self.multiples: dict[str, int] = {}  # by what each named size is divided
+        for name, divisor in re.findall(_IS_MULTIPLE, "\n".join(constraints), re.M):
+            self._learn_divisor(name, int(divisor))
         self._scope = jax.export.SymbolicScope((*_ranges(self.symbols), *constraints))
         self.ranges = self.declared_ranges
         self.unbacked: dict[str, Any] = {}  # sizes born from data, and their bounds
@@ -404,9 +408,21 @@ class Assumptions:
         if known is None:
             form = self.same_form(self.size(difference))
             known = form == 0 if isinstance(form, int) else None
+        if known is None:
+            known = self._is_zero_by_facts(self.size(difference))
         if known is None and self._is_never_zero(difference):
             known = self._known["==", difference] = False
         return known
+
+    def _is_zero_by_facts(self, size: Any) -> bool | None:
+        """What ranges and divisors say: of t % 8 == 0 that t % 4 == 0 as well."""
+        if bounds(size, self.ranges) == (0, 0):
+            return True
+        if not self.multiples or not any(x in str(size) for x in ("//", "%")):
+            return None
+        scaled = {n: k * self.parse(n)[0] for n, k in self.multiples.items()}
+        form = substitute(size, scaled)
+        return form == 0 if isinstance(form, int) else None
 
     def _is_never_zero(self, difference: Any) -> bool:
         return self._compare(difference, 1) is True or (
@@ -599,8 +615,14 @@ class Assumptions:
         """Of t % 8 == 0, that 8 * (t // 8) is t."""
         if is_remainder(a) and isinstance(b, int) and b == 0:
             dividend, divisor = divided(a)
+            if str(dividend) in self.symbols and isinstance(divisor, int):
+                self._learn_divisor(str(dividend), divisor)
             rest = _expression(dividend - divisor * (dividend // divisor))
             self._known["==", rest] = self._known["==", -rest] = True
+
+    def _learn_divisor(self, name: str, divisor: int) -> None:
+        """That a named size is a multiple of a number."""
+        self.multiples[name] = math.lcm(self.multiples.get(name, 1), divisor)
 
     def _refuse_collapse(self, a: Any, b: Any, place: Place, reason: str = "") -> None:
         """A strong size that must equal a constant, or another size, is an error."""
@@ -658,6 +680,8 @@ class Assumptions:
         self.violation = violation(self.owner, symbols, needs, fix, place)
         raise self.violation
 
+
+_IS_MULTIPLE = r"^mod\((\w+), (\d+)\) == 0$"
 
 _OF_EACH_SIZE = 3  # equal hashes: a set compares its elements, under guards
 

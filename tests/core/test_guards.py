@@ -20,6 +20,7 @@ from pliax.core.guards import (
     Symbol,
     UnknownSizeError,
 )
+from pliax.core.unbacked import new_size
 
 
 def assume(*constraints, strong=False, **hints):
@@ -329,6 +330,51 @@ def test_statically_known_true_leaves_no_guard():
     assert not px.statically_known_true(t == 12)
     assert not px.statically_known_true(t > 64)
     assert px.statically_known_true(px.sym_or(t > 9, t >= 1))
+    assert not assumptions.guards
+
+
+@pytest.mark.parametrize(
+    "follows",
+    [
+        lambda t: t % 4 == 0,
+        lambda t: 2 * t % 16 == 0,
+        lambda t: (t + 8) % 4 == 0,
+        lambda t: 4 * (t // 4) == t,
+        lambda t: (t + 1) % 4 == 1,
+        lambda t: (t + 2) % 4 != 0,
+    ],
+)
+def test_divisors_of_a_divisor_leave_no_guard(follows):
+    f = px.compile(
+        lambda x: x if px.statically_known_true(follows(x.shape[0])) else -x,
+        dims={"x": {0: px.Dim("t", multiple_of=8)}},
+    )
+    for n in (8, 16, 24):
+        np.testing.assert_array_equal(f(jnp.ones(n)), np.ones(n))
+        assert follows(n)
+    assert not f.guards
+    (t,) = sizes(assumptions := assume(t=24), "t")
+    assert t % 8 == 0 and follows(t)
+    assert list(assumptions.guards) == ["t % 8 == 0"]
+
+
+def test_what_does_not_follow_from_a_divisor_is_asked():
+    (t,) = sizes(assume("mod(t, 6) == 0", t=12), "t")
+    assert not px.statically_known_true(t % 4 == 0)
+    assert not px.statically_known_true(t % 12 == 0)
+
+
+def test_a_reshape_by_a_divisor_of_a_divisor_leaves_no_guard():
+    dims = {"x": {0: px.Dim("t", multiple_of=8)}}
+    f = px.compile(lambda x: x.reshape(4, -1), dims=dims)
+    for n in (8, 24):
+        assert f(jnp.ones(n)).shape == (4, n // 4)
+    assert not f.guards
+
+
+def test_an_empty_range_is_nothing():
+    n = new_size(assumptions := assume(), 0, "the test")
+    assert px.statically_known_true(n == 0)
     assert not assumptions.guards
 
 
