@@ -190,7 +190,9 @@ def _traced(
         others = other_sizes(assumptions)
         is_needed = others is None or error_at(others, f, make_args, assumptions)
         own = error_at(assumptions.hints, f, make_args, assumptions)
-        if is_needed and (own is None or isinstance(own, NeedsSizesError)):
+        if isinstance(own, NeedsSizesError):  # plain JAX cannot tell
+            own = _own_error(symbols, f, make_args, assumptions)
+        if is_needed and own is None:
             raise second from first
     except Exception as second:  # what went wrong first is the reason
         dynamic_log.debug("%s: nor so: %s", owner, reason_of(second))
@@ -202,6 +204,22 @@ def _traced(
         first,
         others is not None and _is_symbolic(f, make_args, assumptions, others),
     ) from first
+
+
+def _own_error(
+    symbols: tuple[Symbol, ...],
+    f: Callable[..., Any],
+    make_args: Callable[[Assumptions], tuple[tuple, dict]],
+    assumptions: Assumptions,
+) -> Exception | None:
+    """What a program raises where its sizes may become what they are in a call."""
+    weak = [dataclasses.replace(s, is_strong=False) for s in symbols]
+    known, owner = assumptions.constraints, assumptions.owner
+    try:
+        trace_under(Assumptions(weak, known, unify=True, owner=owner), f, make_args)
+    except Exception as error:  # whatever a user's function raises
+        return error
+    return None
 
 
 def _is_symbolic(

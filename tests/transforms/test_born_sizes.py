@@ -173,6 +173,27 @@ def test_branching_names_the_line_the_size_and_the_remedies():
         px.compile(lambda x: int(positive(x).shape[0]))(X)
 
 
+def two_masks(x):
+    return boolean_mask(x, x > 0) * boolean_mask(x, x > 0)  # two sizes
+
+
+@pytest.mark.parametrize("length", [1, 2])
+@pytest.mark.parametrize("dims", [{"x": "t"}, None], ids=["declared", "constant"])
+def test_a_mistake_is_the_same_error_at_every_size(length, dims):
+    f = px.compile(two_masks, dims=dims)
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"incompatible shapes .*\(u0,\), \(u1,\)"):
+            f(np.ones(length, np.float32))
+
+
+def test_a_declared_size_that_must_be_one_is_an_error_beside_sizes_born_from_data():
+    def f(x):
+        return boolean_mask(x, x > 0), jnp.zeros((2, 1)) @ x
+
+    with pytest.raises(px.ConstraintViolationError, match='declare "t = 1"'):
+        px.compile(f, dims={"x": "t"})(np.ones(1, np.float32))
+
+
 def test_the_other_ways_to_decide():
     def f(x):
         y = positive(x)
