@@ -1,8 +1,10 @@
 """What goes wrong in a trace for many sizes, in one line and at the user's."""
 
 import dataclasses
+import re
 
 from pliax.core.caught_errors import CaughtError, first_line
+from pliax.core.guards import Assumptions
 from pliax.core.provenance import NOWHERE, Place, user_place
 
 
@@ -54,3 +56,37 @@ def place_of(error: Exception) -> Place:
             found = dataclasses.replace(place, line=step.tb_lineno)
         step = step.tb_next
     return found
+
+
+def note_births(error: Exception, assumptions: Assumptions, place: Place) -> None:
+    """Notes under an error about sizes born from data where they were, and a remedy.
+
+    Args:
+        error: what a trace raised.
+        assumptions: of that trace.
+        place: the user's line that it came from.
+    """
+    mentioned = re.findall(r"\bu\d+\b", str(error))
+    names = [n for n in dict.fromkeys(mentioned) if n in assumptions.unbacked]
+    if not names:
+        return
+    origins = [f"  {n}: {assumptions.symbols[n].origin}" for n in names]
+    remedy = _OF_ONE if len(names) == 1 else _OF_SEVERAL
+    lines = [
+        f"{assumptions.owner}: {' and '.join(names)} came from data, and only the "
+        "device knows their values:",
+        *origins,
+        f"They were used at {place}",
+        remedy,
+    ]
+    error.add_note("\n".join(lines))
+
+
+_OF_ONE = (
+    "Where JAX needs such a value, keep the whole array and mask it, "
+    "jnp.where(mask, x, 0)."
+)
+_OF_SEVERAL = (
+    "Two sizes born from data are different to JAX. Select once and use the result "
+    "twice, or state px.check(a.shape[0] == b.shape[0]) where they are equal."
+)

@@ -45,7 +45,13 @@ from pliax.core.unbacked import (
 from ._leaves import on_leaves
 from ._other_sizes import error_at, other_sizes
 from ._result_trees import without_sizes
-from ._trace_errors import GoesOnError, NotSymbolicError, place_of, reason_of
+from ._trace_errors import (
+    GoesOnError,
+    NotSymbolicError,
+    note_births,
+    place_of,
+    reason_of,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +182,7 @@ def _traced(
     except (ConstraintViolationError, UnknownSizeError):
         raise
     except Exception as error:
-        first = error
+        first, first_assumptions = error, assumptions
     # JAX found sizes different that agree in this call: once more, with guards.
     again = (
         "%s: traced again, sizes that agree in this call taken as equal: %s\n  at %s"
@@ -198,6 +204,7 @@ def _traced(
         dynamic_log.debug("%s: nor so: %s", owner, reason_of(second))
     place = place_of(first)
     place = calling_place() if place is NOWHERE else place
+    note_births(first, first_assumptions, place)
     raise NotSymbolicError(
         reason_of(first),
         place,

@@ -186,6 +186,35 @@ def test_a_mistake_is_the_same_error_at_every_size(length, dims):
             f(np.ones(length, np.float32))
 
 
+def scanned(x):
+    return lax.associative_scan(jnp.add, positive(x))  # needs a length
+
+
+@pytest.mark.parametrize("dims", [{"x": "t"}, None], ids=["declared", "constant"])
+def test_an_error_about_a_size_born_from_data_says_where_it_was_and_what_to_do(dims):
+    with pytest.raises(TypeError) as caught:
+        px.compile(two_masks, dims=dims)(X)
+    text = "".join(caught.value.__notes__)
+    assert len(re.findall(r"u\d: px.ragged.boolean_mask at .*# two sizes", text)) == 2
+    assert re.search("used at .* in two_masks: .*\n.*px.check", text)
+    with pytest.raises(NotImplementedError, match="non-constant size: u0") as caught:
+        px.compile(scanned, dims=dims)(X)
+    text = "".join(caught.value.__notes__)
+    assert re.search("used at .*# needs a length\n.*jnp.where", text)
+    with pytest.raises(TypeError) as caught:
+        jax.jit(px.compile(two_masks))(X)
+    assert "px.check(a.shape[0] == b.shape[0])" in "".join(caught.value.__notes__)
+
+
+def test_equal_sizes_born_from_data_are_used_together_once_that_is_stated():
+    def f(x):
+        a, b = positive(x), boolean_mask(-x, x > 0)
+        px.check(a.shape[0] == b.shape[0])
+        return (a * b).sum()
+
+    np.testing.assert_allclose(px.compile(f)(X), -(POSITIVE**2).sum(), rtol=1e-6)
+
+
 def test_a_declared_size_that_must_be_one_is_an_error_beside_sizes_born_from_data():
     def f(x):
         return boolean_mask(x, x > 0), jnp.zeros((2, 1)) @ x
