@@ -9,7 +9,7 @@ from jax import lax
 from pliax.core.evaluation import evaluate
 
 from .layouts import Bucket, Padded
-from .rules import bind, rule
+from .rules import bind, refuse, rule
 
 
 def lowest(dtype: Any) -> Any:
@@ -52,15 +52,28 @@ IDENTITIES = {
     "xor": zero_of,
     "logsumexp": lowest,
 }
+_ORDERED = {"max", "min", "logsumexp"}
+
+
+def identity_of(eqn: Any, kind: str, dtype: Any, *, is_needed: bool = True) -> Any:
+    """What padding holds in a reduction; None if there is nothing and no need."""
+    if kind in _ORDERED and jnp.issubdtype(dtype, jnp.complexfloating):
+        if is_needed:
+            reason = f"no {dtype} is below or above all others, some of which hold NaN"
+            raise refuse(eqn, reason)
+        return None
+    return IDENTITIES[kind](dtype)
 
 
 @rule(*(f"reduce_{n}" for n in ("sum", "prod", "max", "min", "and", "or", "xor")))
 def reduce(bucket: Bucket, eqn: Any, x: Padded) -> Padded:
     """Over every factor of the reduced axes."""
-    identity = IDENTITIES[eqn.primitive.name.removeprefix("reduce_")](x.dtype)
     gone = eqn.params["axes"]
+    kind = eqn.primitive.name.removeprefix("reduce_")
     axes = tuple(a for i, a in enumerate(x.axes) if i not in gone)
-    if any(not same_size(bucket, x.axes[i]) for i in gone):
+    is_padded = any(not same_size(bucket, x.axes[i]) for i in gone)
+    identity = identity_of(eqn, kind, x.dtype, is_needed=is_padded)
+    if is_padded:
         x = bucket.filled(x, identity)
     places = tuple(place for axis in gone for place in x.places(axis))
     fill = identity if type(x.fill) is type(identity) and x.fill == identity else None
@@ -155,6 +168,6 @@ def running(bucket: Bucket, eqn: Any, x: Padded) -> Padded:
     x = bucket.packed(x, axis)
     if eqn.params["reverse"] and not same_size(bucket, x.axes[axis]):
         kind = eqn.primitive.name.removeprefix("cum")
-        x = bucket.filled(x, IDENTITIES[kind](x.dtype))
+        x = bucket.filled(x, identity_of(eqn, kind, x.dtype))
     (place,) = x.places(axis)
     return Padded(bind(eqn, x.data, axis=place), x.axes)

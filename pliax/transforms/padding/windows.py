@@ -17,7 +17,7 @@ from pliax.core.dims import Size
 
 from .interpreter import run
 from .layouts import Bucket, Padded, choose
-from .reductions import IDENTITIES
+from .reductions import IDENTITIES, identity_of
 from .rules import bind, rule, sizes_of
 from .sliding import (
     Window,
@@ -56,7 +56,7 @@ _REDUCE = {
 def reduce_window_monoid(bucket: Bucket, eqn: Any, x: Padded) -> Sequence[Padded]:
     """A window of symbolic shape is gathered; all others slide as they are."""
     kind = eqn.primitive.name.removeprefix("reduce_window_")
-    fill = IDENTITIES[kind](x.dtype)
+    fill = identity_of(eqn, kind, x.dtype)
     windows = windows_of(bucket, eqn, x, sizes_of(eqn.outvars[0]))
     if is_empty(bucket, windows):
         return _nothing(bucket, eqn)
@@ -181,7 +181,7 @@ def select_and_gather_add(
 def _worst(eqn: Any, dtype: Any) -> Any:
     """What is chosen last."""
     is_max = eqn.params["select_prim"].name == "ge"
-    return IDENTITIES["max" if is_max else "min"](dtype)
+    return identity_of(eqn, "max" if is_max else "min", dtype)
 
 
 @rule("select_and_scatter_add")

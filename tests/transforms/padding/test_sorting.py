@@ -341,3 +341,32 @@ def test_places_in_short_integers_are_those_of_valid_elements(find, index_dtype)
         for x in (*least, *(~x for x in least[:1]), -least[1], drawn("2, t", {"t": t})):
             wanted = jax.jit(lambda x: find(x, 1, index_dtype))(x)
             np.testing.assert_array_equal(compiled(x), wanted)
+
+
+COMPLEX = {
+    "max": lambda x: x.max(),
+    "min": lambda x: x.min(),
+    "cummax": lambda x: lax.cummax(x, reverse=True),
+    "cumlogsumexp": lambda x: lax.cumlogsumexp(x, reverse=True),
+    "window": lambda x: lax.reduce_window(
+        x, -jnp.inf + 0j, lax.max, (3,), (1,), "SAME"
+    ),
+}
+
+
+@pytest.mark.parametrize("f", COMPLEX.values(), ids=COMPLEX)
+def test_the_order_of_complex_numbers_has_no_ends(f):
+    """NaN in one of the parts is neither below nor above what padding could hold."""
+    compiled = px.compile(f, dims={"x": "t"})
+    for t in (5, 4):
+        x = _complex(np.random.default_rng(t), (t,))
+        np.testing.assert_array_equal(compiled(x), jax.jit(f)(x))
+    with pytest.raises(PaddingRefused, match="no complex64 is below or above all"):
+        px.compile(f, dims={"x": "t"}, padding="require")(x)
+
+
+def test_complex_numbers_are_ordered_along_an_axis_without_padding():
+    compiled = px.compile(lambda x: x.max(1), dims={"x": "b, _"}, padding="require")
+    for b in (2, 3):
+        x = _complex(np.random.default_rng(b), (b, 4))
+        np.testing.assert_array_equal(compiled(x), jnp.max(x, 1))
