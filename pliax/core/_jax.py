@@ -368,6 +368,62 @@ def equiv_by_size(kind: type) -> None:
     _lax_numpy.array_equiv = jnp.array_equiv = array_equiv
 
 
+def indices_by_size(kind: type) -> None:
+    """Has jnp.indices and jnp.diag_indices take sizes; JAX insists on integers."""
+    indices, diag_indices = _lax_numpy.indices, _lax_numpy.diag_indices
+
+    @functools.wraps(indices)
+    def of_sizes(dimensions: Any, dtype: Any = None, sparse: bool = False) -> Any:
+        if kind not in map(type, dimensions):
+            return indices(dimensions, dtype, sparse)
+        along = (jnp.arange(n, dtype=dtype or int) for n in dimensions)
+        found = jnp.meshgrid(*along, indexing="ij", sparse=sparse)
+        return tuple(found) if sparse else jnp.stack(found)
+
+    @functools.wraps(diag_indices)
+    def diagonal(n: Any, ndim: int = 2) -> Any:
+        if type(n) is not kind:
+            return diag_indices(n, ndim)
+        return (jnp.arange(n, dtype=int),) * ndim
+
+    _lax_numpy.indices = jnp.indices = of_sizes
+    _lax_numpy.diag_indices = jnp.diag_indices = diagonal
+
+
+def wrap_by_size(kind: type) -> None:
+    """Has jnp.pad(mode="wrap") read around the end, where JAX counts whole copies."""
+    pad = _lax_numpy._pad_wrap
+
+    def padded(array: Any, widths: Any) -> Any:
+        if kind not in map(type, array.shape):
+            return pad(array, widths)
+        for axis, ends in enumerate(widths):
+            before, after = (n if type(n) is kind else int(n) for n in ends)
+            if not (type(before) is type(after) is int and before == after == 0):
+                count = before + array.shape[axis] + after
+                places = jnp.arange(count, dtype="int32") - before
+                array = jnp.take(array, places, axis, mode="wrap")
+        return array
+
+    _lax_numpy._pad_wrap = padded
+
+
+def split_by_size(kind: type, is_born: Callable[[Any], bool]) -> None:
+    """Has jnp.split cut slices where only the device knows how long they are."""
+    split = _lax_numpy._split
+
+    def cut(op: str, ary: Any, where: Any, axis: int = 0) -> Any:
+        n = jnp.shape(ary)[operator.index(axis)]
+        is_list = isinstance(where, list | tuple)
+        if type(n) is not kind or not is_list or not is_born(n):
+            return split(op, ary, where, axis)
+        rows = jnp.moveaxis(ary, axis, 0)
+        ends = zip([0, *where], [*where, None], strict=True)
+        return [jnp.moveaxis(rows[a:b], 0, axis) for a, b in ends]
+
+    _lax_numpy._split = cut
+
+
 def squeeze_by_size(kind: type, is_one: Callable[[Any], bool]) -> None:
     """Has jnp.squeeze without axes ask each size whether it is 1."""
     squeeze = _lax_numpy._squeeze
@@ -492,7 +548,7 @@ def may_call_equal_sizes_different(frame: types.FrameType) -> bool:
 
 
 # They shorten the way for arrays without elements: the long one gives the same.
-_RIGHT_FOR_NOTHING = {"_unique", "_unique_sorted_mask"}
+_RIGHT_FOR_NOTHING = {"_unique", "_unique_sorted_mask", "_in1d"}
 
 
 def may_call_nothing_something(frame: types.FrameType) -> bool:
@@ -502,6 +558,8 @@ def may_call_nothing_something(frame: types.FrameType) -> bool:
         at = frame.f_back
     name = at.f_globals.get("__name__", "") if at else ""
     is_right = at is not None and at.f_code.co_name in _RIGHT_FOR_NOTHING
+    if at is not None and at.f_code.co_name == "_in1d":  # it also searches, or sorts
+        is_right = at.f_locals.get("method") in ("auto", "compare_all")
     return is_right and name.startswith(_LIBRARY)
 
 

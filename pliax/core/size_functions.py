@@ -22,6 +22,7 @@ from ._jax import (
     count_in_int32,
     equiv_by_size,
     index_by_size,
+    indices_by_size,
     iterate_by_size,
     look_into_arrays,
     roll_by_size,
@@ -29,11 +30,13 @@ from ._jax import (
     search_by_size,
     shuffle_by_size,
     sort_orders,
+    split_by_size,
     squeeze_by_size,
     unique_by_size,
+    wrap_by_size,
 )
 from .conditions import Condition, state, statically_known_true
-from .dims import Size, is_asked_by_jax, is_inside, larger
+from .dims import Size, is_asked_by_jax, is_inside, larger, variables
 from .other_traces import is_for_the_user
 from .padded_calls import InBucket, padded_call
 from .provenance import user_place
@@ -195,6 +198,11 @@ def _is_unknown(asked: Any) -> bool:
     return is_open and not asked.assumptions.has_hints(asked)
 
 
+def is_born(n: Size) -> bool:
+    """Whether only the device knows how long an axis is."""
+    return not variables(n) <= n.assumptions.hints.keys()
+
+
 def may_be_empty(n: Size) -> bool:
     """Whether only the device knows if an axis has elements."""
     return _is_unknown(n == 0)
@@ -255,5 +263,8 @@ squeeze_by_size(Size, is_one)
 roll_by_size(Size, may_be_empty)
 scan_by_size(Size, scanned)
 arange_by_size(Size, ranged, Real)
+split_by_size(Size, is_born)
+indices_by_size(Size)
+wrap_by_size(Size)
 unique_by_size(Size, require_some, is_empty)
 iterate_by_size(Size, rows)

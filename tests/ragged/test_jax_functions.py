@@ -12,6 +12,7 @@ from pliax.ragged import boolean_mask
 
 
 KEY = jax.random.key(3)
+SOME = np.array([1, 3, 5, 9], np.float32) / 8
 SEEDS = st.integers(0, 10**6)
 SHARES = st.sampled_from([0.0, 0.4, 1.0])
 
@@ -47,6 +48,10 @@ FUNCTIONS = {
         y, size=7, fill_value=0, return_inverse=True
     ),
     "unique of rows": lambda y: jnp.unique(rows(y), axis=0, size=3, fill_value=9),
+    "isin": lambda y: jnp.isin(SOME, y),
+    "isin, inverted": lambda y: jnp.isin(SOME, y, invert=True),
+    "isin of it": lambda y: jnp.isin(y, SOME),
+    "setdiff1d": lambda y: jnp.setdiff1d(SOME, y, size=4, fill_value=9),
     "permutation": lambda y: jax.random.permutation(KEY, y),
     "permutation of rows": lambda y: jax.random.permutation(KEY, rows(y)),
     "permutation in rows": lambda y: jax.random.permutation(
@@ -63,6 +68,16 @@ def test_functions_of_selected_elements_are_those_of_an_array(
     law, oracle, seed, length, share
 ):
     law(oracle, drawn(seed, length, share))
+
+
+def test_a_selection_may_be_shorter_than_its_first_part():
+    law = Law(lambda x: [p.sum() for p in jnp.split(boolean_mask(x, x > 0), [2, -1])])
+
+    def oracle(x):
+        return [p.sum() for p in np.split(x[x > 0], [2, -1])]
+
+    for length in (1, 2, 3, 7, 12):
+        law(oracle, drawn(length, length, 0.6))
 
 
 # Where JAX stops for arrays without elements ------------------------------------------

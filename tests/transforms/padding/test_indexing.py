@@ -448,3 +448,33 @@ def test_indices_of_64_bits_are_cast_as_jax_casts_them(f):
                 jax.tree.map(np.testing.assert_array_equal, found, wanted)
                 types = jax.tree.map(lambda x: (x.dtype, x.weak_type), (found, wanted))
                 assert types[0] == types[1]
+
+
+WITH_SIZES = {
+    "indices": lambda x: jnp.indices(x.shape),
+    "sparse indices": lambda x: jnp.indices((x.shape[0], 4), jnp.float32, sparse=True),
+    "put_along_axis": lambda x: jnp.put_along_axis(
+        x, jnp.argmax(x, 1, keepdims=True), jnp.float32(9), axis=1, inplace=False
+    ),
+    "fill_diagonal": lambda x: jnp.fill_diagonal(
+        x + x[:, :1], jnp.float32(7), inplace=False
+    ),
+    "take, wrapped": lambda x: jnp.take(
+        x, jnp.array([-7, 3, 100]), axis=0, mode="wrap"
+    ),
+    "take, flat": lambda x: jnp.take(x, jnp.array([-7, 3, 100]), mode="wrap"),
+    "pad, wrapped": lambda x: jnp.pad(x, ((7, 0), (1, 9)), mode="wrap"),
+    "pad by a size": lambda x: jnp.pad(x, (x.shape[0], 2), mode="wrap"),
+}
+
+
+@pytest.mark.parametrize("f", WITH_SIZES.values(), ids=WITH_SIZES)
+def test_functions_that_ask_for_integers_take_sizes(f):
+    compiled = px.compile(f, dims={"x": "b, t"}, padding="require")
+    for shape in ((3, 5), (4, 7), (2, 9), (1, 1)):
+        x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        found, wanted = compiled(x), jax.jit(f)(x)
+        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+        assert jax.tree.all(
+            jax.tree.map(lambda a, b: a.dtype == b.dtype, found, wanted)
+        )
