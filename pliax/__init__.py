@@ -8,6 +8,7 @@ from . import (
     ragged as ragged,
     transforms as transforms,
 )
+from .core.collapse import ConstraintViolationError as ConstraintViolationError
 from .core.conditions import (
     check as check,
     guard_or_false as guard_or_false,
@@ -17,7 +18,6 @@ from .core.conditions import (
     sym_or as sym_or,
 )
 from .core.generator import Generator as Generator
-from .core.guards import ConstraintViolationError as ConstraintViolationError
 from .core.marks import (
     Dim as Dim,
     dynamic as dynamic,

@@ -22,7 +22,7 @@ from types import CodeType, FrameType
 
 import jax
 
-from .guards import UnknownSizeError
+from .other_traces import UnknownSizeError
 from .provenance import OURS, Place, is_of_jax, is_the_users, user_place
 
 

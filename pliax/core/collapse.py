@@ -1,15 +1,18 @@
 """Sizes that a program fixes: whether conditions do, and what users are told.
 
+    a condition that holds  ->  nothing, a note (weak sizes), or an error (strong ones)
+
 A range is halved while intervals prove that one half satisfies no condition; what is
 left is tried value by value.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .conditions import Condition
-from .dims import Size, bounds, code, evaluate, variables
+from .conditions import Condition, conjuncts, names_of
+from .config import dynamic_log
+from .dims import Size, bounds, code, divided, evaluate, is_quotient, variables
+from .known_sizes import KnownSizes, Symbol
 from .provenance import Place
 
 
@@ -29,27 +32,81 @@ class ConstraintViolationError(ValueError):
         self.name, self.value = name, value
 
 
-@dataclasses.dataclass(frozen=True)
-class Symbol:
-    """A named size.
+class Collapses:
+    """The sizes of one trace that its program fixes, each to one value or to another.
+
+    Args:
+        known: what is known of the sizes.
+        owner: how errors name the function.
 
     Attributes:
-        name: as it appears in expressions, "t".
-        hint: its value in the call that is traced; None if only the device knows it.
-        origin: what it was read off, "x.shape[0]".
-        is_strong: whether it must not become a constant.
-        is_named: whether the user gave it its name.
-        low: its smallest value.
-        high: its largest value, or None.
+        violation: the last error, which JAX may have swallowed.
+        collapsed: the weak sizes that became constants, in words.
     """
 
-    name: str
-    hint: int | None
-    origin: str
-    is_strong: bool = False
-    is_named: bool = True
-    low: int = 1
-    high: int | None = None
+    def __init__(self, known: KnownSizes, owner: str):
+        self._known = known
+        self._owner = owner
+        self.violation: ConstraintViolationError | None = None
+        self.collapsed: list[str] = []
+        self._guarded: list[Condition] = []  # the equalities about one size
+
+    def refuse(self, a: Any, b: Any, place: Place, reason: str = "") -> None:
+        """A strong size that must equal a constant, or another size, is an error."""
+        names = sorted(variables(a) | variables(b))
+        if not is_collapse(a, b):
+            return
+        symbols = [self._known.symbols[name] for name in names]
+        if symbols and all(symbol.is_strong for symbol in symbols):
+            needs = f"{a} == {b} ({reason})" if reason else f"{a} == {b}"
+            self._violate(symbols, needs, fix_of(a, b, symbols), place)
+        self.collapsed.append(f"{in_words(a, b, symbols)}\n  at {place}")
+        dynamic_log.debug("%s: %s", self._owner, self.collapsed[-1])
+
+    def refuse_multiples(self, condition: Condition, place: Place) -> None:
+        """Neither may a strong size be a multiple of another, if it must be one."""
+        for part in conjuncts(condition):
+            if part.operation == "==":
+                a, b = part.parts
+                multiple = self._without_quotient(a, b)
+                if multiple != (a, b):
+                    self.refuse(*multiple, place)
+
+    def _without_quotient(self, a: Any, b: Any) -> tuple[Any, Any]:
+        """Of t // 2 == s, where 2 divides t, the sides of t == 2 * s."""
+        for quotient, other in ((a, b), (b, a)):
+            if is_quotient(quotient):
+                dividend, divisor = divided(quotient)
+                if self._known.proves(dividend, "==", divisor * (dividend // divisor)):
+                    return dividend, divisor * other
+        return a, b
+
+    def refuse_one_value(self, condition: Condition, place: Place) -> None:
+        """Refuses equalities that together leave a strong size one value.
+
+        Those of `x.reshape(2, -1)[0] + y` are about t % 2 and t // 2.
+        """
+        if len(names := names_of(condition)) != 1:
+            return
+        (name,) = names
+        if condition.operation != "==":  # a branch may be for one size alone
+            return
+        conditions = [c for c in self._guarded if names_of(c) == names]
+        self._guarded.append(condition)
+        symbol = self._known.symbols[name]
+        low, high = self._known.declared_ranges[name]
+        if not conditions or not symbol.is_strong:
+            return
+        value = only_value([*conditions, condition], name, low, high)
+        if value is not None and value not in (low, high):
+            needs = " and ".join(map(str, (*conditions, condition)))
+            self._violate([symbol], needs, f"{name} = {value}", place)
+
+    def _violate(
+        self, symbols: Sequence[Symbol], needs: str, fix: str, place: Place
+    ) -> None:
+        self.violation = violation(self._owner, symbols, needs, fix, place)
+        raise self.violation
 
 
 def is_collapse(a: Any, b: Any) -> bool:

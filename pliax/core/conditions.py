@@ -19,7 +19,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ._jax import accept_as_boolean, primitive_that_stays
-from .dims import asker, is_asked_by_jax
+from .dims import asker, is_asked_by_jax, variables
 from .float_formulas import COMPARISONS
 from .provenance import user_place
 
@@ -169,13 +169,30 @@ def _as_value(part: Any) -> Any:
     return part.__jax_array__() if hasattr(part, "__jax_array__") else part
 
 
+def conjuncts(condition: Condition) -> list[Condition]:
+    """The comparisons that hold where the condition does."""
+    if condition.operation == "or":
+        return []
+    if condition.operation != "and":
+        return [condition]
+    return [c for part in condition.parts for c in conjuncts(part)]
+
+
+def names_of(condition: Condition) -> frozenset[str]:
+    """The named sizes that a condition is about."""
+    if condition.operation in ("and", "or"):
+        return frozenset().union(*(names_of(part) for part in condition.parts))
+    a, b = condition.parts
+    return variables(a) | variables(b)
+
+
 def proven(condition: Any) -> bool | None:
     """The truth of a condition where it follows from what is known."""
     if not isinstance(condition, Condition):
         return bool(condition)
     if condition.operation in COMPARISONS:
         a, b = condition.parts
-        return condition.assumptions.proves(a, condition.operation, b)
+        return condition.assumptions.known.proves(a, condition.operation, b)
     answers = [proven(part) for part in condition.parts]
     decisive = condition.operation == "or"
     if decisive in answers:
@@ -316,7 +333,7 @@ def guard_or_true(condition: Any) -> bool:
 def _guard_or(condition: Any, otherwise: bool, frame: FrameType, owner: str) -> bool:
     if (answer := known(condition, frame, owner)) is not None:
         return answer
-    condition.assumptions.refuse_afterwards(condition, frame)
+    condition.assumptions.values.refuse_afterwards(condition, frame)
     if not condition.assumptions.has_hints(condition):
         return otherwise
     return condition.assumptions.decide(condition, frame)
@@ -347,7 +364,7 @@ def check(condition: Any, message: str = "") -> None:
     what = condition if hasattr(condition, "assumptions") else "the condition"
     text = f"px.check: {message or f'{what} does not hold'}\n  at {place}"
     if answer is None:
-        condition.assumptions.refuse_afterwards(condition, frame)
+        condition.assumptions.values.refuse_afterwards(condition, frame)
     if answer is None and not condition.assumptions.has_hints(condition):
         state(condition, text, place)
         return

@@ -106,7 +106,7 @@ class Size:
         if not self >= 0:
             return _inverse_power(other, self)
         exponent = self.__jax_array__()
-        self.assumptions.fits_as_exponent(self, other, asker())
+        self.assumptions.values.fits_as_exponent(self, other, asker())
         power = operator.pow(np.int32(other), exponent)
         weak = isinstance(other, int)
         return weakly_typed_as(power, exponent.aval) if weak else power
@@ -144,25 +144,25 @@ class Size:
         return -self - 1
 
     def __neg__(self) -> Any:
-        return self.assumptions.size(-self.expression)
+        return self.assumptions.known.size(-self.expression)
 
     def __pos__(self) -> Any:
         return self
 
     def __abs__(self) -> Any:
-        return self.assumptions.extreme("max", self, -self)
+        return _extreme("max", self, -self)
 
     # The names under which JAX asks a dimension for its extremes.
 
     def max(self, other: Any) -> Any:
         """The larger of two sizes, as a size."""
-        return self.assumptions.extreme("max", self, other)
+        return _extreme("max", self, other)
 
     rmax = max  # noqa: A003
 
     def min(self, other: Any) -> Any:
         """The smaller of two sizes, as a size."""
-        return self.assumptions.extreme("min", self, other)
+        return _extreme("min", self, other)
 
     rmin = min  # noqa: A003
 
@@ -208,19 +208,19 @@ class Size:
         return bool(self.assumptions.compare(self, "!=", 0, asker()))
 
     def __hash__(self) -> int:
-        value = self.assumptions.hashed(self, asker())
+        value = self.assumptions.values.hashed(self, asker())
         return self._hash if value is None else hash(value)
 
     # --- values -----------------------------------------------------------------------
 
     def __index__(self) -> int:
-        return self.assumptions.as_integer(self, "as an integer", asker())
+        return self.assumptions.values.as_integer(self, "as an integer", asker())
 
     def __int__(self) -> int:
-        return self.assumptions.as_integer(self, "as int(…)", asker())
+        return self.assumptions.values.as_integer(self, "as int(…)", asker())
 
     def __float__(self) -> float:
-        return float(self.assumptions.as_integer(self, "as float", asker()))
+        return float(self.assumptions.values.as_integer(self, "as float", asker()))
 
     def __format__(self, spec: str) -> str:
         """Its name, as `str` has it; its value where a width or a base is given."""
@@ -263,11 +263,11 @@ class Size:
         return self._value("as to_bytes()").to_bytes(*args, **options)
 
     def _value(self, use: str) -> int:
-        return self.assumptions.as_integer(self, use, asker())
+        return self.assumptions.values.as_integer(self, use, asker())
 
     def dimension_as_value(self) -> jax.Array:
         """The size as a scalar that arrays can compute with (JAX's name for it)."""
-        value = self.assumptions.value_afterwards(self, "as a value", asker())
+        value = self.assumptions.values.value_afterwards(self, "as a value", asker())
         return dim_as_value_p.bind(dim=self) if value is self else jnp.asarray(value)
 
     __jax_array__ = dimension_as_value
@@ -294,7 +294,7 @@ class Size:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as an integer: what is read again belongs to no trace."""
-        return int, (self.assumptions.as_integer(self, "by pickling", asker()),)
+        return int, (self.assumptions.values.as_integer(self, "by pickling", asker()),)
 
 
 accept_as_integer(Size)
@@ -344,14 +344,23 @@ def _arithmetic(operation: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     if _is_size(a) and _is_size(b):
         assumptions = (a if isinstance(a, Size) else b).assumptions
         if getattr(b, "assumptions", assumptions) is not assumptions:
-            return operation(*assumptions.operands(a, b, asker()))
+            return operation(*assumptions.values.operands(a, b, asker()))
         if operation in _DIVISIONS and isinstance(b, Size):
             assumptions.refuse_zero(b, asker())
-        return assumptions.size(operation(_plain(a), _plain(b)))
+        return assumptions.known.size(operation(_plain(a), _plain(b)))
     if is_real(a) or is_real(b):
         return combine(_NAMES[operation], a, b)
     refuse_short((a, b), asker())
     return operation(_array_of(a), _array_of(b))
+
+
+def _extreme(kind: str, size: Size, other: Any) -> Any:
+    """The "max" or "min" of a size and another, or an integer."""
+    assumptions = size.assumptions
+    if getattr(other, "assumptions", assumptions) is not assumptions:
+        a, b = assumptions.values.operands(size, other, asker())
+        return (larger if kind == "max" else smaller)(a, b)
+    return assumptions.known.extreme(kind, size, other)
 
 
 _NAMES = {
@@ -424,7 +433,7 @@ def substitute(size: Any, values: Mapping[str, Any]) -> Any:
     names = variables(size)
     if not names & values.keys():
         return size
-    own = {n: size.assumptions.parse(n)[0] for n in names - values.keys()}
+    own = {n: size.assumptions.known.parse(n)[0] for n in names - values.keys()}
     return evaluate(size, {**own, **values}, {"max": larger, "min": smaller})
 
 
@@ -475,7 +484,7 @@ def divided(division: Size) -> tuple[Any, Any]:
     """The dividend and the divisor of a division: t and 8 of t % 8 and t // 8."""
     tree = ast.parse(str(division), mode="eval").body
     assert isinstance(tree, ast.BinOp)
-    own = {n: division.assumptions.parse(n)[0] for n in variables(division)}
+    own = {n: division.assumptions.known.parse(n)[0] for n in variables(division)}
     names = {"__builtins__": {}, "max": larger, "min": smaller}
     a, b = (eval(code(ast.unparse(x)), names, own) for x in (tree.left, tree.right))
     return a, b
@@ -499,8 +508,18 @@ def magnitude(size: Any, ranges: Mapping[str, tuple[Any, Any]]) -> Any:
     return magnitude_of(evaluate(size, values, {"max": max, "min": max})).most
 
 
-_PASSED = ("pliax.core.dims", "pliax.core.guards", "pliax.core.conditions")
-_PASSED += ("pliax.core.numpy_functions", "pliax.core.reals", "jaxtyping.", "beartype.")
+_PASSED = (
+    "pliax.core.collapse",
+    "pliax.core.conditions",
+    "pliax.core.dims",
+    "pliax.core.guards",
+    "pliax.core.known_sizes",
+    "pliax.core.numpy_functions",
+    "pliax.core.reals",
+    "pliax.core.size_values",
+    "jaxtyping.",
+    "beartype.",
+)
 
 
 def asker() -> FrameType:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from .constraints import is_name
-from .guards import Symbol
+from .known_sizes import Symbol
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ def value_of(size: Any) -> Any:
     """
     if not isinstance(size, Size) or not size.assumptions.is_closed:
         return size
-    low, high = bounds(size, size.assumptions.ranges)
+    low, high = bounds(size, size.assumptions.known.ranges)
     return int(low) if low == high else size
 
 
@@ -51,14 +51,15 @@ def stray(a: Any, b: Any, use: str, frame: FrameType) -> UnknownSizeError:
     """
     sizes = [x for x in (a, b) if isinstance(x, Size)]
     size = next((x for x in sizes if x.assumptions.is_closed), sizes[-1])
-    known = size.assumptions
-    origins = [f"{n} is {known.symbols[n].origin}" for n in sorted(variables(size))]
+    assumptions = size.assumptions
+    symbols = assumptions.known.symbols
+    origins = [f"{n} is {symbols[n].origin}" for n in sorted(variables(size))]
     trace = "the trace that it belongs to is over"
-    if not known.is_closed:
+    if not assumptions.is_closed:
         trace = "it belongs to another trace than this"
     return UnknownSizeError(
-        f"{known.owner}: the size {size} ({', '.join(origins)}) has no value where it "
-        f"is used now, {use}: {trace}.\n  at {user_place(frame)}\n"
+        f"{assumptions.owner}: the size {size} ({', '.join(origins)}) has no value "
+        f"where it is used now, {use}: {trace}.\n  at {user_place(frame)}\n"
         "A size stands for many sizes in one trace, and for none outside of it. Pass "
         "it as an argument, read it off an array that is one, or return it as an "
         "array, jnp.asarray(size)."

@@ -231,7 +231,7 @@ def as_result(x: Any, assumptions: Assumptions, owner: str) -> Any:
     if isinstance(x, Condition):  # a Python bool gives way to no other type in a result
         return weakly_typed_as(x.dimension_as_value(), x)
     shape = getattr(x, "shape", ())
-    unbacked = assumptions.unbacked.keys()
+    unbacked = assumptions.known.unbacked.keys()
     axes = [i for i, n in enumerate(shape) if variables(n) & unbacked]
     if not axes:
         return x

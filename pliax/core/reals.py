@@ -253,7 +253,7 @@ def refuse_short(operands: tuple[Any, ...], frame: FrameType) -> None:
     """Raises where an array of NumPy's meets a size that its integers do not hold."""
     for x in filter(_is_short, operands):
         for n in filter(is_size, operands):
-            n.assumptions.fits_in(n, x.dtype, frame)
+            n.assumptions.values.fits_in(n, x.dtype, frame)
 
 
 def _is_short(x: Any) -> bool:
@@ -318,7 +318,7 @@ def _compared(operation: str, a: Any, b: Any) -> Any:
         real, other, relation = other, real, _TURNED[operation]
     if not other.sizes and is_monotone(real.formula):
         (size,), (bound,) = real.sizes, other.formula
-        ends = size.assumptions.range_of(size)
+        ends = size.assumptions.known.range_of(size)
         found = where_true(real.formula, relation, bound, *ends)
         if found is not None:
             return _lies_between(size, *found, operation == "==")
@@ -387,7 +387,8 @@ def _bound(real: "Real", dtype: Any, *, is_weak: bool) -> jax.Array:
 
 def _in_its_trace(size: Any) -> Any:
     """A size that becomes a part of a program, which only its own trace can hold."""
-    return size.assumptions.value_afterwards(size, "as a float", sys._getframe(1))
+    values = size.assumptions.values
+    return values.value_afterwards(size, "as a float", sys._getframe(1))
 
 
 real_p.def_abstract_eval(_type_of)

@@ -200,7 +200,7 @@ def _is_unknown(asked: Any) -> bool:
 
 def is_born(n: Size) -> bool:
     """Whether only the device knows how long an axis is."""
-    return not variables(n) <= n.assumptions.hints.keys()
+    return not variables(n) <= n.assumptions.known.hints.keys()
 
 
 def may_be_empty(n: Size) -> bool:
@@ -232,13 +232,13 @@ def is_one(n: Any) -> bool:
 def constant(indices: Any, n: Size) -> jax.Array:
     """The size of an axis in the type of its indices, which holds it under a guard."""
     dtype = jax.dtypes.result_type(indices)
-    n.assumptions.fits_in(n, dtype, sys._getframe())
+    n.assumptions.values.fits_in(n, dtype, sys._getframe())
     return lax.convert_element_type(n.dimension_as_value(), dtype)
 
 
 def rows(n: Size) -> int:
     """How many rows an array has that somebody iterates over."""
-    return n.assumptions.as_integer(n, "by iteration", sys._getframe())
+    return n.assumptions.values.as_integer(n, "by iteration", sys._getframe())
 
 
 def need_values(array: np.ndarray) -> None:
@@ -248,7 +248,7 @@ def need_values(array: np.ndarray) -> None:
         frame = frame.f_back
     for x in array.flat:
         if isinstance(x, Size) and is_for_the_user(frame):
-            x.assumptions.as_integer(x, "in an array of NumPy's", frame)
+            x.assumptions.values.as_integer(x, "in an array of NumPy's", frame)
 
 
 look_into_arrays(need_values)

@@ -16,8 +16,9 @@ import numpy as np
 
 from ._jax import primitive_that_stays
 from .conditions import Condition, state_p
-from .dims import Size, bounds, evaluate, variables
-from .guards import LARGEST, Assumptions, Symbol
+from .dims import LARGEST, Size, bounds, evaluate, variables
+from .guards import Assumptions
+from .known_sizes import Symbol
 from .provenance import NOWHERE
 
 
@@ -32,7 +33,7 @@ class NeedsSizesError(Exception):
 
 
 def _refuse_vmap(size: Any, **_: Any) -> None:
-    symbol = size.assumptions.symbols[str(size)]
+    symbol = size.assumptions.known.symbols[str(size)]
     raise ValueError(
         f"{symbol.origin}: under jax.vmap every row has a size of its own, but an "
         "array has one shape.\nCall it on one row at a time with jax.lax.map, on the "
@@ -47,15 +48,15 @@ count_p.def_abstract_eval(lambda value, **_: [])
 
 def new_size(assumptions: Assumptions, bound: Any, origin: str) -> Size:
     """A named size from 0 to a bound, which is a size or an integer."""
-    taken, number = assumptions.symbols, 0
+    taken, number = assumptions.known.symbols, 0
     while f"u{number}" in taken:
         number += 1
     name = f"u{number}"
-    high = bounds(bound, assumptions.ranges)[1]
-    assumptions.symbols[name] = Symbol(name, None, origin, low=0)
-    assumptions.ranges[name] = 0, min(high, LARGEST)
-    assumptions.unbacked[name] = bound
-    (size,) = assumptions.parse(name)
+    high = bounds(bound, assumptions.known.ranges)[1]
+    assumptions.known.symbols[name] = Symbol(name, None, origin, low=0)
+    assumptions.known.ranges[name] = 0, min(high, LARGEST)
+    assumptions.known.unbacked[name] = bound
+    (size,) = assumptions.known.parse(name)
     assumptions.learn(Condition("<=", (size, bound), assumptions), NOWHERE)
     return size
 
@@ -73,7 +74,7 @@ def count(
         specialize_on: conditions on the value; what follows is compiled once more for
             each, with arrays as long as the largest value that meets it.
     """
-    bound = size.assumptions.unbacked[str(size)]
+    bound = size.assumptions.known.unbacked[str(size)]
     count_p.bind(
         value, size=size, bound=bound, excess=excess, specialize_on=specialize_on
     )
@@ -133,8 +134,8 @@ def with_unbacked(
     Where a range of a size born from data is given, it is kept or narrowed.
     """
     found = dict(ranges)
-    for name, bound in assumptions.unbacked.items():
-        low, high = found.get(name, assumptions.ranges[name])
+    for name, bound in assumptions.known.unbacked.items():
+        low, high = found.get(name, assumptions.known.ranges[name])
         high = max(min(high, bounds(bound, found)[1]), 0)
         found[name] = min(low, high), high  # where less is asserted, that will fail
     return found

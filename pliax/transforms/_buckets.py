@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from pliax.core.guards import Symbol
+from pliax.core.known_sizes import Symbol
 from pliax.core.marks import Dim, answer
 
 from .specialization import (

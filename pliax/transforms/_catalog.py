@@ -11,14 +11,11 @@ from typing import Any
 
 import jax
 
-from pliax.core.collapse import multiple_note, multiple_of
+from pliax.core.collapse import ConstraintViolationError, multiple_note, multiple_of
 from pliax.core.constraints import in_python
-from pliax.core.guards import (
-    LARGEST,
-    Assumptions,
-    ConstraintViolationError,
-    Symbol,
-)
+from pliax.core.dims import LARGEST
+from pliax.core.guards import Assumptions
+from pliax.core.known_sizes import Symbol
 from pliax.core.provenance import NOT_THE_USERS
 
 from . import specialization
@@ -303,7 +300,7 @@ class Catalog:
                     return entry
                 _name_partners(error, reading)
             raise
-        self.needs_sizes |= bool(found.assumptions.unbacked)
+        self.needs_sizes |= bool(found.assumptions.known.unbacked)
         refusal = 'padding="never"' if self.options.padding == "never" else None
         return Entry(reading, found, function, tree, refusal, tally=tally)
 

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pliax.core.guards import LARGEST, Guard
+from pliax.core.dims import LARGEST
+from pliax.core.guards import Guard
 from pliax.core.unbacked import most, raise_failed, with_unbacked
 
 from ._buffers import Padding, cut_array, padder

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pliax.core.dims import evaluate_text
-from pliax.core.guards import LARGEST, Symbol
+from pliax.core.dims import LARGEST, evaluate_text
+from pliax.core.known_sizes import Symbol
 
 from ._deciding import (
     OFFSETS,

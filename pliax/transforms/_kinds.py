@@ -77,12 +77,12 @@ def abstract(reading: Reading, leaf: int, value: Any, assumptions: Assumptions) 
     shape = reading.shape(leaf)
     if is_integer(value):
         (wanted,) = shape
-        return wanted if isinstance(wanted, int) else assumptions.parse(wanted)[0]
+        return wanted if isinstance(wanted, int) else assumptions.known.parse(wanted)[0]
     if isinstance(value, bool | float | complex):
         return value
     aval: Any = jax.typeof(value)
     if any(isinstance(n, str) for n in shape):
-        shape = assumptions.parse(", ".join(map(str, shape)))
+        shape = assumptions.known.parse(", ".join(map(str, shape)))
         weak, sharding = aval.weak_type, _sharding_of_known(aval, shape)
         return jax.ShapeDtypeStruct(
             shape, aval.dtype, weak_type=weak, sharding=sharding

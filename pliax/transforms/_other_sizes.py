@@ -50,10 +50,10 @@ def other_sizes(assumptions: Assumptions) -> dict[str, int] | None:
     Each is further away by another number, where that can be: else b would still be
     a - 1 where it is by chance.
     """
-    hints = assumptions.hints
+    hints = assumptions.known.hints
     found = dict(hints)
     for name in sorted(hints):
-        symbol = assumptions.symbols[name]
+        symbol = assumptions.known.symbols[name]
         taken = {found[n] - hints[n] for n in hints if n < name}
         steps = sorted(_STEPS, key=taken.__contains__)
         choices = ({**found, name: hints[name] + step} for step in steps)
@@ -62,7 +62,7 @@ def other_sizes(assumptions: Assumptions) -> dict[str, int] | None:
             for sizes in choices
             if sizes[name] <= (symbol.high or LARGEST)
             and list(sizes.values()).count(sizes[name]) == 1
-            and all(holds(c, sizes) for c in assumptions.constraints)
+            and all(holds(c, sizes) for c in assumptions.known.constraints)
         )
         found = next(allowed, None)
         if found is None:

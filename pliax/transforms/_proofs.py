@@ -43,8 +43,8 @@ class Facts:
     @classmethod
     def of(cls, assumptions: Assumptions, conditions: Iterable[str] = ()) -> "Facts":
         """What was declared of the sizes of a trace, and more conditions."""
-        ranges = assumptions.declared_ranges.items()
-        declared = (*assumptions.constraints, *map(str, assumptions.facts))
+        ranges = assumptions.known.declared_ranges.items()
+        declared = (*assumptions.known.constraints, *map(str, assumptions.known.facts))
         return cls(
             tuple((name, low, high) for name, (low, high) in ranges),
             (*declared, *conditions),

@@ -53,7 +53,7 @@ def _replaced(data: Any, assumptions: Assumptions) -> Any:
     """The same with integers for sizes in tuples, lists and dictionaries."""
     if isinstance(data, Size):
         use = "as static data of a result"
-        return assumptions.as_integer(data, use, _caller())
+        return assumptions.values.as_integer(data, use, _caller())
     if type(data) in (tuple, list):
         return type(data)(_replaced(x, assumptions) for x in data)
     if type(data) is dict:

@@ -18,7 +18,8 @@ from pliax.core._jax import whole_tracebacks
 from pliax.core.conditions import opposite
 from pliax.core.decisions import Decision
 from pliax.core.dims import evaluate_text
-from pliax.core.guards import Assumptions, Symbol
+from pliax.core.guards import Assumptions
+from pliax.core.known_sizes import Symbol
 from pliax.core.provenance import NOWHERE, Place
 
 from ._trace_errors import place_of, reason_of
@@ -126,7 +127,7 @@ class Program:
         """The program for all sizes that take the branches of those at hand."""
 
         def make(assumptions: Assumptions) -> Any:
-            return self._arguments(lambda n: assumptions.parse(str(n))[0])
+            return self._arguments(lambda n: assumptions.known.parse(str(n))[0])
 
         return trace_under(assumptions, self.function, make)
 

@@ -67,10 +67,10 @@ def note_births(error: Exception, assumptions: Assumptions, place: Place) -> Non
         place: the user's line that it came from.
     """
     mentioned = re.findall(r"\bu\d+\b", str(error))
-    names = [n for n in dict.fromkeys(mentioned) if n in assumptions.unbacked]
+    names = [n for n in dict.fromkeys(mentioned) if n in assumptions.known.unbacked]
     if not names:
         return
-    origins = [f"  {n}: {assumptions.symbols[n].origin}" for n in names]
+    origins = [f"  {n}: {assumptions.known.symbols[n].origin}" for n in names]
     remedy = _OF_ONE if len(names) == 1 else _OF_SEVERAL
     lines = [
         f"{assumptions.owner}: {' and '.join(names)} came from data, and only the "

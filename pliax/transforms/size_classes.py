@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from pliax.core.constraints import in_python
-from pliax.core.guards import Symbol
+from pliax.core.known_sizes import Symbol
 from pliax.core.provenance import NOWHERE, Place
 
 from ._arguments import Leaf, check_call, describe_callable, read_parameters

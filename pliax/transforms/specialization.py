@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pliax.core.guards import LARGEST, Symbol
+from pliax.core.dims import LARGEST
+from pliax.core.known_sizes import Symbol
 from pliax.core.marks import Dim, answer
 
 

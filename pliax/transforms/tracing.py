@@ -16,16 +16,13 @@ import jax
 import pliax.core.size_functions  # noqa: F401  (JAX's functions, for symbolic sizes)
 from pliax.core._jax import dce_jaxpr, dim_as_value_p
 from pliax.core.caught_errors import Notes, noticing
+from pliax.core.collapse import ConstraintViolationError
 from pliax.core.conditions import Condition
 from pliax.core.config import dynamic_log
 from pliax.core.dims import Size, variables
-from pliax.core.guards import (
-    Assumptions,
-    ConstraintViolationError,
-    Guard,
-    Symbol,
-    UnknownSizeError,
-)
+from pliax.core.guards import Assumptions, Guard
+from pliax.core.known_sizes import Symbol
+from pliax.core.other_traces import UnknownSizeError
 from pliax.core.provenance import (
     NOWHERE,
     calling_place,
@@ -76,23 +73,23 @@ class SymbolicTrace:
     @functools.cached_property
     def equal(self) -> dict[str, Any]:
         """Named sizes that equal others, or a constant, under the guards."""
-        return self.assumptions.solved
+        return self.assumptions.known.solved
 
     @property
     def equal_if_unbacked(self) -> dict[str, Any]:
         """Those of them that are born from data."""
-        unbacked = self.assumptions.unbacked
+        unbacked = self.assumptions.known.unbacked
         return {name: x for name, x in self.equal.items() if name in unbacked}
 
     @functools.cached_property
     def is_checked(self) -> bool:
         """Whether it asserts something at run time."""
-        return bool(self.assumptions.unbacked) and asserts(self.jaxpr)
+        return bool(self.assumptions.known.unbacked) and asserts(self.jaxpr)
 
     @property
     def born_from_data(self) -> list[str]:
         """The sizes that only the device knows: their bounds, and what counts them."""
-        known, cases = self.assumptions, numbers_of_cases(self.jaxpr)
+        known, cases = self.assumptions.known, numbers_of_cases(self.jaxpr)
         return [
             f"{name} <= {bound}{_cases_text(cases.get(name, 0))}  # "
             f"{known.symbols[name].origin}"
@@ -195,7 +192,7 @@ def _traced(
     except ConstraintViolationError as second:
         others = other_sizes(assumptions)
         is_needed = others is None or error_at(others, f, make_args, assumptions)
-        own = error_at(assumptions.hints, f, make_args, assumptions)
+        own = error_at(assumptions.known.hints, f, make_args, assumptions)
         if isinstance(own, NeedsSizesError):  # plain JAX cannot tell
             own = _own_error(symbols, f, make_args, assumptions)
         if is_needed and own is None:
@@ -221,7 +218,7 @@ def _own_error(
 ) -> Exception | None:
     """What a program raises where its sizes may become what they are in a call."""
     weak = [dataclasses.replace(s, is_strong=False) for s in symbols]
-    known, owner = assumptions.constraints, assumptions.owner
+    known, owner = assumptions.known.constraints, assumptions.owner
     try:
         trace_under(Assumptions(weak, known, unify=True, owner=owner), f, make_args)
     except Exception as error:  # whatever a user's function raises
@@ -238,9 +235,9 @@ def _is_symbolic(
     """Whether a program can be traced for all sizes where a call has others."""
     symbols = [
         dataclasses.replace(s, hint=sizes.get(s.name, s.hint))
-        for s in assumptions.symbols.values()
+        for s in assumptions.known.symbols.values()
     ]
-    known, owner = assumptions.constraints, assumptions.owner
+    known, owner = assumptions.known.constraints, assumptions.owner
     for unify in (False, True):
         elsewhere = Assumptions(symbols, known, unify=unify, owner=owner)
         with contextlib.suppress(Exception):  # whatever a user's function raises
@@ -272,8 +269,8 @@ def trace_under(
     flat = on_leaves(call, leaves, tree, inputs)
     with tracing_context(assumptions), noticing() as notes:
         closed = jax.make_jaxpr(flat)(*(leaves[i] for i in inputs))
-    if assumptions.violation is not None:  # somebody caught it and went on
-        raise assumptions.violation
+    if assumptions.collapses.violation is not None:  # somebody caught it and went on
+        raise assumptions.collapses.violation
     _refuse_caught(notes, assumptions)
     _require_shapes(closed.jaxpr, assumptions)
     assumptions.close()
@@ -290,7 +287,7 @@ def _refuse_caught(notes: Notes, assumptions: Assumptions) -> None:
     """Raises where the program goes on after an error that no guard tells about."""
     for found in notes.caught:
         is_guarded = assumptions.split and not found.is_about_values
-        if assumptions.symbols and not is_guarded:
+        if assumptions.known.symbols and not is_guarded:
             raise GoesOnError(found)
 
 
@@ -325,6 +322,6 @@ def _without_unused(jaxpr: Any, assumptions: Assumptions) -> Any:
 
     Inner programs that count a size stay, though only shapes may depend on them.
     """
-    if any(births(eqn) for eqn in jaxpr.eqns if assumptions.unbacked):
+    if any(births(eqn) for eqn in jaxpr.eqns if assumptions.known.unbacked):
         return jaxpr
     return dce_jaxpr(jaxpr)

@@ -11,15 +11,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 import pliax as px
-from pliax.core.collapse import multiple_of
+from pliax.core.collapse import ConstraintViolationError, multiple_of
 from pliax.core.constraints import constraint
 from pliax.core.dims import Size, bounds, evaluate, substitute, variables
-from pliax.core.guards import (
-    Assumptions,
-    ConstraintViolationError,
-    Symbol,
-    UnknownSizeError,
-)
+from pliax.core.guards import Assumptions
+from pliax.core.known_sizes import Symbol
+from pliax.core.other_traces import UnknownSizeError
 from pliax.core.unbacked import new_size
 
 
@@ -29,7 +26,7 @@ def assume(*constraints, strong=False, **hints):
 
 
 def sizes(assumptions, text):
-    return assumptions.parse(text)
+    return assumptions.known.parse(text)
 
 
 # Arithmetic -------------------------------------------------------------------------
@@ -295,7 +292,7 @@ def test_a_strong_size_that_collapses_is_an_error_with_a_fix():
 def test_solved_equations_tie_names():
     a, b, c = sizes(assumptions := assume(a=4, b=3, c=9), "a, b, c")
     assert a - 1 == b and c == 9
-    assert {n: str(x) for n, x in assumptions.solved.items()} in (
+    assert {n: str(x) for n, x in assumptions.known.solved.items()} in (
         {"a": "b + 1", "c": "9"},
         {"b": "a - 1", "c": "9"},
     )
@@ -380,7 +377,7 @@ def test_an_empty_range_is_nothing():
 
 def test_sizes_that_only_the_device_knows():
     assumptions = Assumptions([Symbol("n", None, "nonzero(x)", high=8)])
-    (n,) = assumptions.parse("n")
+    (n,) = assumptions.known.parse("n")
     assert px.guard_or_true(n == 3) is True and px.guard_or_false(n == 3) is False
     assert px.guard_or_false(n <= 8) is True and px.guard_or_true(n > 8) is False
     with pytest.raises(UnknownSizeError, match=r"only the device knows n \(nonzero"):
@@ -442,7 +439,9 @@ def test_what_is_no_constraint_is_refused(text):
 
 
 def traced(f, assumptions, *shapes):
-    args = [jax.ShapeDtypeStruct(assumptions.parse(s), jnp.float32) for s in shapes]
+    args = [
+        jax.ShapeDtypeStruct(assumptions.known.parse(s), jnp.float32) for s in shapes
+    ]
     return jax.make_jaxpr(f)(*args)
 
 
@@ -464,7 +463,7 @@ def test_a_size_as_an_index_is_a_run_time_scalar():
     assumptions = assume(b=6)
     jaxpr = traced(lambda x: x[x.shape[0] // 2] * x.shape[0], assumptions, "b, 3")
     assert "dim_as_value" in str(jaxpr) and not assumptions.guards
-    assert isinstance(assumptions.parse("b")[0], Size)
+    assert isinstance(assumptions.known.parse("b")[0], Size)
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,16 @@ from hypothesis import given, strategies as st
 import pliax as px
 from pliax.core.conditions import Condition
 from pliax.core.dims import bounds, evaluate
-from pliax.core.guards import Assumptions, Symbol, UnknownSizeError
+from pliax.core.guards import Assumptions
+from pliax.core.known_sizes import Symbol
+from pliax.core.other_traces import UnknownSizeError
 from pliax.core.provenance import NOWHERE
 from pliax.core.unbacked import most, new_size, with_unbacked
 
 
 def assume():
     assumptions = Assumptions([Symbol("t", 5, "x.shape[0]", high=16)])
-    (t,) = assumptions.parse("t")
+    (t,) = assumptions.known.parse("t")
     return assumptions, t, new_size(assumptions, t, "the test")
 
 
@@ -58,8 +60,8 @@ def test_arithmetic_and_bounds_hold_for_every_value(text, values):
     size = symbolic(text, t, u)
     wanted = eval(text, dict(values))
     assert evaluate(size, values) == wanted
-    assert evaluate(assumptions.same_form(size), values) == wanted
-    low, high = bounds(size, assumptions.ranges)
+    assert evaluate(assumptions.known.same_form(size), values) == wanted
+    low, high = bounds(size, assumptions.known.ranges)
     assert low <= wanted <= high
     assert wanted <= most(size, assumptions, {"t": values["t"]})
 
@@ -69,7 +71,7 @@ def test_what_is_proved_holds_for_every_value(text, other, values):
     assumptions, t, u = assume()
     a, b = symbolic(text, t, u), symbolic(other, t, u)
     for relation in ("==", "!=", "<", "<=", ">", ">="):
-        answer = assumptions.proves(a, relation, b)
+        answer = assumptions.known.proves(a, relation, b)
         wanted = eval(f"({text}) {relation} ({other})", dict(values))
         assert answer is None or answer == wanted
 
@@ -77,9 +79,9 @@ def test_what_is_proved_holds_for_every_value(text, other, values):
 def test_what_is_known_of_it():
     assumptions, t, u = assume()
     assert str(u) == "u0" and u >= 0 and u <= t and t - u >= 0 and u <= 16
-    assert assumptions.proves(u, ">=", 1) is None
+    assert assumptions.known.proves(u, ">=", 1) is None
     assert str(u.max(1)) == "max(u0, 1)" and u.max(0) is u
-    assert assumptions.proves(u - u.min(1), "==", (u - 1).max(0))
+    assert assumptions.known.proves(u - u.min(1), "==", (u - 1).max(0))
     assert not assumptions.guards
     with pytest.raises(UnknownSizeError, match=r"u0 >= 1, but only .* u0 \(the test\)"):
         bool(u >= 1)
@@ -100,4 +102,4 @@ def test_what_is_stated_narrows_the_room():
     assert with_unbacked(assumptions, {"t": (1, 16)})["u0"] == (1, 4)
     assert u >= 1 and u < 5
     assumptions.learn(Condition("==", (u, t - 1), assumptions), NOWHERE)
-    assert {n: str(x) for n, x in assumptions.solved.items()} == {"u0": "t - 1"}
+    assert {n: str(x) for n, x in assumptions.known.solved.items()} == {"u0": "t - 1"}

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import pliax as px
-from pliax.core.guards import UnknownSizeError
+from pliax.core.other_traces import UnknownSizeError
 from pliax.ragged import Ragged, boolean_mask, nonzero, repeat
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 import pliax as px
 from pliax.core import guards
 from pliax.core.guards import Assumptions
+from pliax.core.known_sizes import KnownSizes
 from pliax.transforms import guard_validation
 from pliax.transforms._proofs import Facts, Prover, every, holds
 
@@ -111,24 +112,24 @@ def test_sizes_that_jax_was_told_are_equal_are_proved():
 
 
 def flip_an_equality(monkeypatch):
-    proves = Assumptions.proves
+    proves = KnownSizes.proves
 
     def flipped(self, a, relation, b):
         answer = proves(self, a, relation, b)
         return not answer if str(a) == "t - 2" and relation == "==" else answer
 
-    monkeypatch.setattr(Assumptions, "proves", flipped)
+    monkeypatch.setattr(KnownSizes, "proves", flipped)
 
 
 def lose_a_guard(monkeypatch):
-    monkeypatch.setattr(Assumptions, "_guard", lambda *_: None)
+    monkeypatch.setattr(Assumptions, "guard", lambda *_, **__: None)
 
 
 def learn_too_much(monkeypatch):
     def narrow(self, _):
         self.ranges["t"] = 8, 8
 
-    monkeypatch.setattr(Assumptions, "_narrow", narrow)
+    monkeypatch.setattr(KnownSizes, "_narrow", narrow)
 
 
 def forget_a_part(monkeypatch):
@@ -183,7 +184,7 @@ def test_validation_is_asked_for(monkeypatch):
 
 def test_what_z3_cannot_tell_is_reported_and_not_claimed(monkeypatch):
     monkeypatch.setenv("PLIAX_VALIDATE_GUARDS", "0")
-    monkeypatch.setattr(Assumptions, "proves", lambda self, a, relation, b: False)
+    monkeypatch.setattr(KnownSizes, "proves", lambda self, a, relation, b: False)
 
     def cubes(x, y, z):
         a, b, c = x.shape[0], y.shape[0], z.shape[0]

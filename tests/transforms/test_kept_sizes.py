@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pliax as px
-from pliax.core.guards import UnknownSizeError
+from pliax.core.other_traces import UnknownSizeError
 
 
 def ones(*shape: int) -> np.ndarray:

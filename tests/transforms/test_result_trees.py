@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pliax as px
-from pliax.core.guards import ConstraintViolationError
+from pliax.core.collapse import ConstraintViolationError
 
 
 SIZES = (3, 4, 5, 3, 1)

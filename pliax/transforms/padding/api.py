@@ -11,7 +11,8 @@ from jax.core import Tracer, eval_jaxpr
 
 from pliax.core.constraints import in_python
 from pliax.core.dims import Size
-from pliax.core.guards import Guard, Symbol
+from pliax.core.guards import Guard
+from pliax.core.known_sizes import Symbol
 from pliax.core.provenance import calling_place
 from pliax.core.symbolic_jaxprs import is_symbolic, shapes_of, with_sizes
 from pliax.core.unbacked import most, raise_failed, with_unbacked
@@ -288,7 +289,7 @@ def _of_jaxpr(closed: Any, dims: Any) -> tuple[Callable[..., Any], dict[str, str
     def function(*args: Any) -> list[Any]:
         sizes = [n for x in args for n in x.shape if isinstance(n, Size)]
         assumptions = sizes[0].assumptions
-        found = with_sizes(jaxpr, lambda n: assumptions.parse(str(n))[0])
+        found = with_sizes(jaxpr, lambda n: assumptions.known.parse(str(n))[0])
         return eval_jaxpr(found, closed.consts, *args)
 
     function.__name__ = "jaxpr"
@@ -301,7 +302,7 @@ def _abstract(leaf: Leaf, sizes: tuple[Any, ...], assumptions: Any) -> Any:
     aval: Any = jax.typeof(leaf.value)
     if not any(isinstance(n, str) for n in sizes):
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
-    shape = assumptions.parse(", ".join(map(str, sizes)))
+    shape = assumptions.known.parse(", ".join(map(str, sizes)))
     return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
 
 

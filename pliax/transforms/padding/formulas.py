@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from pliax.core.guards import UnknownSizeError
+from pliax.core.other_traces import UnknownSizeError
 from pliax.core.provenance import equation_place
 
 from .interpreter import run

@@ -201,7 +201,7 @@ class Bucket:
         The program may take (t + 1) // 2 for -(-t // 2), which agree.
         """
         assumptions = size.assumptions
-        form = assumptions.same_form(size)
+        form = assumptions.known.same_form(size)
         if form in self._forms:
             return self._forms[form]
         zero = self._zeros(assumptions)
@@ -215,11 +215,12 @@ class Bucket:
     def _zeros(self, assumptions: Any) -> frozenset[Any]:
         """The differences that guards say are 0, which no substitution makes so."""
         if (found := self._equal_forms.get(assumptions)) is None:
-            known = [
+            known = assumptions.known
+            zeros = [
                 substitute(a, self.equal) - substitute(b, self.equal)
-                for a, b in assumptions.equalities
+                for a, b in known.equalities
             ]
-            forms = (assumptions.same_form(d) for d in known if isinstance(d, Size))
+            forms = (known.same_form(d) for d in zeros if isinstance(d, Size))
             found = frozenset(d for d in forms if isinstance(d, Size))
             self._equal_forms[assumptions] = found
         return found
@@ -245,7 +246,7 @@ class Bucket:
         """
         names = variables(size)
         asked = not any(
-            name in size.assumptions.unbacked or self.ranges[name][0] < 1
+            name in size.assumptions.known.unbacked or self.ranges[name][0] < 1
             for name in names
         )
         return not asked and bounds(size, self.ranges)[0] < 1

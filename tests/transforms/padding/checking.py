@@ -17,7 +17,7 @@ import numpy as np
 
 import pliax.transforms.padding as rules
 from pliax.core.dims import evaluate
-from pliax.core.guards import Symbol
+from pliax.core.known_sizes import Symbol
 from pliax.transforms.padding.interpreter import run_whole
 from pliax.transforms.padding.layouts import Bucket
 from pliax.transforms.tracing import SymbolicTrace, trace
@@ -39,7 +39,7 @@ def symbolic(
     """The trace of f for arguments with the shapes of the specs, one for each."""
 
     def make(assumptions: Any) -> Any:
-        shapes = [assumptions.parse(spec) if spec else () for spec in specs]
+        shapes = [assumptions.known.parse(spec) if spec else () for spec in specs]
         avals = [
             jax.ShapeDtypeStruct(shape, x.dtype)
             for shape, x in zip(shapes, args, strict=True)

@@ -25,8 +25,9 @@ from transforms.padding.exact_sums import sums_exactly
 from transforms.programs import Program
 
 import pliax as px
+from pliax.core.collapse import ConstraintViolationError
 from pliax.core.constraints import constraint
-from pliax.core.guards import ConstraintViolationError, Symbol
+from pliax.core.known_sizes import Symbol
 from pliax.core.provenance import NOWHERE
 from pliax.transforms._trace_errors import NotSymbolicError
 from pliax.transforms.padding import PaddingRefused
@@ -158,7 +159,9 @@ def traced(subject: Subject) -> SymbolicTrace:
     args = subject.draw(hints, 0)
 
     def make(assumptions: Any) -> Any:
-        sizes = [assumptions.parse(shape) if shape else () for shape in subject.shapes]
+        sizes = [
+            assumptions.known.parse(shape) if shape else () for shape in subject.shapes
+        ]
         pairs = zip(sizes, args, strict=True)
         return tuple(jax.ShapeDtypeStruct(s, x.dtype) for s, x in pairs), {}
 
