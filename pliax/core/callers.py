@@ -1,6 +1,7 @@
-"""What a frame does with a size that it hashes: keys a cache, or looks integers up."""
+"""Who asks a size something: JAX or the user, and whether a hash only keys a cache."""
 
 import functools
+import sys
 from types import FrameType, MethodType
 from typing import Any
 
@@ -56,3 +57,68 @@ def _is_cache(called: Any) -> bool:
     if isinstance(called, Made):
         return any(made is maker for maker in _MAKERS)
     return isinstance(called, _CACHES)
+
+
+# --- who asks -------------------------------------------------------------------------
+
+
+_PASSED = (  # what sizes are made of
+    "pliax.core.collapse",
+    "pliax.core.conditions",
+    "pliax.core.dims",
+    "pliax.core.guards",
+    "pliax.core.known_sizes",
+    "pliax.core.numpy_functions",
+    "pliax.core.reals",
+    "pliax.core.size_expressions",
+    "pliax.core.size_values",
+    "jaxtyping.",
+    "beartype.",
+)
+
+
+def asker() -> FrameType:
+    """The frame that asks a size something: the nearest outside of sizes' own modules.
+
+    Where types are checked at run time, wrappers of the checkers lie in between.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_passed(frame):
+        frame = frame.f_back
+    return frame or sys._getframe(1)
+
+
+def _is_passed(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__") or ""
+    return name.startswith(_PASSED) or frame.f_code.co_filename.startswith("<@beartype")
+
+
+def compares_for_the_user(frame: FrameType) -> bool:
+    """Whether a frame of JAX's compares what a user compares: two types of arrays."""
+    if frame.f_code.co_name not in ("__eq__", "__ne__"):
+        return False
+    return frame.f_back is not None and not is_inside(frame.f_back)
+
+
+def is_asked_by_jax() -> bool:
+    """Whether the nearest frame outside of this floor is JAX's, or our transforms'."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (_is_passed(frame) or _is_of_the_floor(frame)):
+        frame = frame.f_back
+    return is_inside(frame)
+
+
+def _is_of_the_floor(frame: FrameType) -> bool:
+    return (frame.f_globals.get("__name__") or "").startswith("pliax.core.")
+
+
+_WITHIN = ("jax.", "jaxlib", "pliax.transforms.")
+
+
+def is_inside(frame: FrameType | None) -> bool:
+    """Whether a question about a size comes from inside JAX, or from our transforms.
+
+    Both take symbolic sizes for what they are: unequal unless the same expression.
+    """
+    name = frame.f_globals.get("__name__", "") if frame else ""
+    return name.startswith(_WITHIN) or name == "jax"

@@ -11,9 +11,10 @@ from typing import Any
 
 from .conditions import Condition, conjuncts, names_of
 from .config import dynamic_log
-from .dims import Size, bounds, code, divided, evaluate, is_quotient, variables
+from .dims import Size
 from .known_sizes import KnownSizes, Symbol
 from .provenance import Place
+from .size_expressions import bounds, code, divided, evaluate, is_quotient, variables
 
 
 _TRIED = 64  # values that are tried one by one

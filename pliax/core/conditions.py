@@ -19,9 +19,10 @@ import numpy as np
 from jax.core import Tracer
 
 from ._jax import accept_as_boolean, primitive_that_stays
-from .dims import asker, is_asked_by_jax, variables
+from .callers import asker, is_asked_by_jax
 from .float_formulas import COMPARISONS
 from .provenance import user_place
+from .size_expressions import variables
 
 
 _OPPOSITE = {"==": "!=", "!=": "==", ">=": "<", "<": ">=", "<=": ">", ">": "<="}

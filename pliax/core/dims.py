@@ -13,12 +13,8 @@ cannot say about itself (is it 1? is it less than another?) it asks its `Assumpt
     /, and with Python floats         -> a `Real`: Python's float, rounded once
 """
 
-import ast
-import functools
 import operator
-import sys
-from collections.abc import Callable, Mapping
-from types import CodeType, FrameType
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._jax import accept_as_integer, dim_as_value_p, weakly_typed_as
+from .callers import asker
 from .constraints import in_python
-from .intervals import INTERVALS, Interval, Magnitude, interval, magnitude_of
 from .numpy_functions import apply
 from .reals import combine, is_real, refuse_short
 
@@ -400,41 +396,7 @@ def _array_of(x: Any) -> Any:
     return x.__jax_array__() if isinstance(x, Size) else x
 
 
-# --- evaluation -----------------------------------------------------------------------
-
-
 LARGEST = 2**31 - 1  # what an int32 holds, in which JAX computes with sizes
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def code(source: str) -> CodeType:
-    """An expression or a guard over named sizes, compiled."""
-    return compile(source, "<size>", "eval")
-
-
-_INTEGERS = {"max": max, "min": min}
-
-
-def evaluate(size: Any, values: Mapping[str, Any], extremes: Any = _INTEGERS) -> Any:
-    """A size under values for the named sizes: integers, intervals or scalars.
-
-    Args:
-        size: A `Size` or an integer, which is its own value.
-        values: By name. Anything with +, -, *, //, %, **.
-        extremes: "max" and "min" for such values.
-    """
-    if not isinstance(size, Size):
-        return size
-    return eval(code(str(size)), {"__builtins__": {}, **extremes}, values)
-
-
-def substitute(size: Any, values: Mapping[str, Any]) -> Any:
-    """A size with other sizes, or integers, for some of its named sizes."""
-    names = variables(size)
-    if not names & values.keys():
-        return size
-    own = {n: size.assumptions.known.parse(n)[0] for n in names - values.keys()}
-    return evaluate(size, {**own, **values}, {"max": larger, "min": smaller})
 
 
 def larger(a: Any, b: Any) -> Any:
@@ -449,121 +411,3 @@ def smaller(a: Any, b: Any) -> Any:
     if not isinstance(a, Size) and not isinstance(b, Size):
         return min(a, b)
     return a.min(b) if isinstance(a, Size) else b.min(a)
-
-
-def evaluate_text(expression: str, values: Mapping[str, int]) -> int:
-    """The value of an expression as `jax.export` prints it."""
-    names = {"__builtins__": {}, **_INTEGERS}
-    return eval(code(in_python(expression)), names, dict(values))
-
-
-def variables(size: Any) -> frozenset[str]:
-    """The named sizes that an expression mentions."""
-    if not isinstance(size, Size):
-        return frozenset()
-    return frozenset(code(str(size)).co_names).difference(_INTEGERS)
-
-
-def is_remainder(size: Any) -> bool:
-    """Whether an expression is the remainder of a division: t % 8."""
-    return isinstance(size, Size) and _operator(str(size)) is ast.Mod
-
-
-def is_quotient(size: Any) -> bool:
-    """Whether an expression is the quotient of a division: t // 8."""
-    return isinstance(size, Size) and _operator(str(size)) is ast.FloorDiv
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _operator(source: str) -> type[ast.operator] | None:
-    tree = ast.parse(source, mode="eval").body
-    return type(tree.op) if isinstance(tree, ast.BinOp) else None
-
-
-def divided(division: Size) -> tuple[Any, Any]:
-    """The dividend and the divisor of a division: t and 8 of t % 8 and t // 8."""
-    tree = ast.parse(str(division), mode="eval").body
-    assert isinstance(tree, ast.BinOp)
-    own = {n: division.assumptions.known.parse(n)[0] for n in variables(division)}
-    names = {"__builtins__": {}, "max": larger, "min": smaller}
-    a, b = (eval(code(ast.unparse(x)), names, own) for x in (tree.left, tree.right))
-    return a, b
-
-
-def bounds(size: Any, ranges: Mapping[str, tuple[Any, Any]]) -> tuple[Any, Any]:
-    """An interval that holds every value of a size; each range is inclusive.
-
-    The bound is exact where each named size appears once, and safe everywhere.
-    """
-    if not isinstance(size, Size):
-        return size, size
-    values = {name: Interval(*ends) for name, ends in ranges.items()}
-    result = interval(evaluate(size, values, INTERVALS))
-    return result.low, result.high
-
-
-def magnitude(size: Any, ranges: Mapping[str, tuple[Any, Any]]) -> Any:
-    """What neither a size nor any step on the way to it exceeds; at least that."""
-    values = {name: Magnitude(max(map(abs, ends))) for name, ends in ranges.items()}
-    return magnitude_of(evaluate(size, values, {"max": max, "min": max})).most
-
-
-_PASSED = (
-    "pliax.core.collapse",
-    "pliax.core.conditions",
-    "pliax.core.dims",
-    "pliax.core.guards",
-    "pliax.core.known_sizes",
-    "pliax.core.numpy_functions",
-    "pliax.core.reals",
-    "pliax.core.size_values",
-    "jaxtyping.",
-    "beartype.",
-)
-
-
-def asker() -> FrameType:
-    """The frame that asks a size something: the nearest outside of this module.
-
-    Where types are checked at run time, wrappers of the checkers lie in between.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_passed(frame):
-        frame = frame.f_back
-    return frame or sys._getframe(1)
-
-
-def _is_passed(frame: FrameType) -> bool:
-    name = frame.f_globals.get("__name__") or ""
-    return name.startswith(_PASSED) or frame.f_code.co_filename.startswith("<@beartype")
-
-
-def compares_for_the_user(frame: FrameType) -> bool:
-    """Whether a frame of JAX's compares what a user compares: two types of arrays."""
-    if frame.f_code.co_name not in ("__eq__", "__ne__"):
-        return False
-    return frame.f_back is not None and not is_inside(frame.f_back)
-
-
-def is_asked_by_jax() -> bool:
-    """Whether the nearest frame outside of this floor is JAX's, or our transforms'."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (_is_passed(frame) or _is_of_the_floor(frame)):
-        frame = frame.f_back
-    return is_inside(frame)
-
-
-def _is_of_the_floor(frame: FrameType) -> bool:
-    return (frame.f_globals.get("__name__") or "").startswith("pliax.core.")
-
-
-_WITHIN = ("jax.", "jaxlib", "pliax.transforms.")
-
-
-def is_inside(frame: FrameType | None) -> bool:
-    """Whether a question about a size comes from inside JAX, or from our transforms.
-
-    Both take symbolic sizes for what they are: unequal unless the same expression.
-    """
-    name = frame.f_globals.get("__name__", "") if frame else ""
-    return name.startswith(_WITHIN) or name == "jax"

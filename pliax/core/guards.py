@@ -32,24 +32,17 @@ from ._jax import (
     may_call_equal_sizes_different,
     may_call_nothing_something,
 )
-from .callers import hashes_harmlessly
+from .callers import compares_for_the_user, hashes_harmlessly, is_inside
 from .collapse import Collapses, holds
 from .conditions import Condition, conjuncts, names_of, opposite, proven, remaining
 from .config import guards_log
 from .decisions import Decision, comparison_key, key_of
-from .dims import (
-    Size,
-    code,
-    compares_for_the_user,
-    divided,
-    evaluate,
-    is_inside,
-    is_remainder,
-)
+from .dims import Size
 from .float_formulas import COMPARISONS
 from .known_sizes import KnownSizes, Symbol
 from .other_traces import UnknownIntegerError, are_of_two_traces, stray, value_of
 from .provenance import Place, user_place
+from .size_expressions import code, divided, evaluate, is_remainder
 from .size_values import SizeValues
 
 

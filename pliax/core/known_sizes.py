@@ -18,9 +18,8 @@ import jax
 
 from ._jax import extreme_of_dimensions
 from .conditions import Condition
-from .dims import (
-    LARGEST,
-    Size,
+from .dims import LARGEST, Size
+from .size_expressions import (
     bounds,
     divided,
     evaluate,

@@ -11,8 +11,9 @@ compare what they were called with, are told that it differs.
 from types import FrameType
 from typing import Any
 
-from .dims import Size, bounds, variables
+from .dims import Size
 from .provenance import is_the_users, user_place
+from .size_expressions import bounds, variables
 
 
 class UnknownSizeError(ValueError):

@@ -16,12 +16,14 @@ import numpy as np
 from jax import lax
 
 from ._jax import current_trace, weakly_typed_as
+from .callers import asker
 from .conditions import Condition
-from .dims import Size, asker, variables
+from .dims import Size
 from .guards import Assumptions
 from .marks import check_conditions
 from .provenance import user_place
 from .reals import Real
+from .size_expressions import variables
 from .unbacked import NeedsSizesError, count, new_size, tracing_context
 
 

@@ -35,12 +35,14 @@ from ._jax import (
     unique_by_size,
     wrap_by_size,
 )
+from .callers import is_asked_by_jax, is_inside
 from .conditions import Condition, state, statically_known_true
-from .dims import Size, is_asked_by_jax, is_inside, larger, variables
+from .dims import Size, larger
 from .other_traces import is_for_the_user
 from .padded_calls import InBucket, padded_call
 from .provenance import user_place
 from .reals import Real
+from .size_expressions import variables
 
 
 @functools.partial(jax.jit, static_argnames=("side", "dtype"))

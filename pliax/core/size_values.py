@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from .call_sites import is_calling
-from .callers import asks_if_all_are_equal, hashes_harmlessly
+from .callers import asks_if_all_are_equal, hashes_harmlessly, is_inside
 from .conditions import Condition
-from .dims import LARGEST, Size, evaluate, is_inside, variables
+from .dims import LARGEST, Size
 from .other_traces import (
     UnknownIntegerError,
     UnknownSizeError,
@@ -25,6 +25,7 @@ from .other_traces import (
     value_of,
 )
 from .provenance import user_place
+from .size_expressions import evaluate, variables
 
 
 class SizeValues:

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pliax.core.dims import Size, asker
+from pliax.core.callers import asker
+from pliax.core.dims import Size
 from pliax.core.provenance import user_place
 from pliax.core.ragged import cut
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from pliax.core.dims import LARGEST, evaluate_text
+from pliax.core.dims import LARGEST
 from pliax.core.known_sizes import Symbol
+from pliax.core.size_expressions import evaluate_text
 
 from ._deciding import (
     OFFSETS,

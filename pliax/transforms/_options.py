@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pliax.core.constraints import FUNCTIONS, constraint
-from pliax.core.dims import evaluate_text
+from pliax.core.size_expressions import evaluate_text
 
 from ._shape_specs import names_in
 from ._sizes import Sizes

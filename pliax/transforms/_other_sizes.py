@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 
-from pliax.core.dims import LARGEST, Size, evaluate
+from pliax.core.dims import LARGEST, Size
 from pliax.core.guards import Assumptions
+from pliax.core.size_expressions import evaluate
 
 from ._leaves import on_leaves
 from .specialization import holds

@@ -15,8 +15,8 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pliax.core.dims import code
 from pliax.core.guards import Assumptions
+from pliax.core.size_expressions import code
 
 
 def every(conditions: Iterable[str]) -> str:

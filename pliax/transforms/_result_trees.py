@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pliax.core.dims import Size, is_inside
+from pliax.core.callers import is_inside
+from pliax.core.dims import Size
 from pliax.core.guards import Assumptions
 
 

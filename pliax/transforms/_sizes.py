@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pliax.core.dims import evaluate_text
 from pliax.core.marks import Dim
+from pliax.core.size_expressions import evaluate_text
 
 from ._arguments import Leaf, Parameters, describe_type
 from ._shape_specs import ShapeSpec, names_in, read_spec

@@ -19,7 +19,7 @@ from pliax.core.caught_errors import Notes, noticing
 from pliax.core.collapse import ConstraintViolationError
 from pliax.core.conditions import Condition
 from pliax.core.config import dynamic_log
-from pliax.core.dims import Size, variables
+from pliax.core.dims import Size
 from pliax.core.guards import Assumptions, Guard
 from pliax.core.known_sizes import Symbol
 from pliax.core.other_traces import UnknownSizeError
@@ -30,6 +30,7 @@ from pliax.core.provenance import (
 )
 from pliax.core.ragged import as_result, logical
 from pliax.core.reals import real_p
+from pliax.core.size_expressions import variables
 from pliax.core.unbacked import (
     NeedsSizesError,
     asserts,

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from pliax.core._jax import weakly_typed_as
-from pliax.core.dims import variables
 from pliax.core.provenance import NOWHERE, calling_place, equation_place
+from pliax.core.size_expressions import variables
 from pliax.core.unbacked import count_p
 
 from . import rules

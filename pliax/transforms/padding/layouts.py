@@ -21,7 +21,14 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType
 
-from pliax.core.dims import Size, bounds, evaluate, magnitude, substitute, variables
+from pliax.core.dims import Size
+from pliax.core.size_expressions import (
+    bounds,
+    evaluate,
+    magnitude,
+    substitute,
+    variables,
+)
 from pliax.core.unbacked import with_unbacked
 
 

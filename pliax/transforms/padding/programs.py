@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pliax.core.dims import variables
+from pliax.core.size_expressions import variables
 from pliax.core.unbacked import births
 
 from .interpreter import HIGHER_ORDER, run

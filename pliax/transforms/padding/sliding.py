@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pliax.core.dims import Size, bounds, evaluate, variables
+from pliax.core.dims import Size
+from pliax.core.size_expressions import bounds, evaluate, variables
 
 from .layouts import Bucket, Factors, Padded, product, same
 from .reductions import same_size
