@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src import (
@@ -38,15 +39,19 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import (
     convolution as _convolution,
     lax as _lax,
+    parallel as _parallel,
     slicing as _slicing,
     utils as _lax_utils,
 )
 from jax._src.lax.control_flow import loops as _loops
+from jax._src.nn import functions as _nn_functions
 from jax._src.numpy import (
     hijax as _hijax,
     indexing as _indexing,
     lax_numpy as _lax_numpy,
+    polynomial as _polynomial,
     setops as _setops,
+    window_functions as _window_functions,
 )
 from jax._src.random import core as _random
 from jax._src.random.prng import iota_2x32_shape as iota_2x32_shape
@@ -125,10 +130,11 @@ def look_into_arrays(look: Callable[[Any], None]) -> None:
 
 
 def _accept_in_convolutions(kind: type) -> None:
-    """Lets explicit padding of convolutions be symbolic, and jnp.convolve take len().
+    """Lets padding of convolutions be symbolic, and JAX's NumPy take what len() is.
 
     JAX's shape rules are written for it, and its gradients make such padding; only its
-    entry insists on `operator.index`, and jnp.convolve on the integer that len() gives.
+    entry insists on `operator.index`, jnp.convolve and the functions of sets on the
+    integer that len() gives, and the windows of jax.nn's attention on a range.
     """
 
     def index(x: Any) -> Any:
@@ -139,8 +145,13 @@ def _accept_in_convolutions(kind: type) -> None:
         return first[0] if first and type(first[0]) is kind else len(x)
 
     _convolution.operator = types.SimpleNamespace(**{**vars(operator), "index": index})
-    _lax_numpy.__dict__["len"] = length
-    _hijax.__dict__["len"] = length
+
+    def counted(*ends: Any) -> Any:
+        return jnp.arange(*ends) if kind in map(type, ends) else range(*ends)
+
+    for module in (_hijax, _lax_numpy, _polynomial, _setops):
+        module.__dict__["len"] = length
+    _nn_functions.__dict__["range"] = counted
 
 
 def search_by_size(kind: type, searched: Callable[..., Any]) -> None:
@@ -222,18 +233,22 @@ def shuffle_by_size(kind: type, shuffled: Callable[..., Any]) -> None:
 
 
 def scan_by_size(kind: type, scanned: Callable[..., Any]) -> None:
-    """Has derivatives of running reductions scan axes of symbolic size by another."""
+    """Has associative scans along an axis of symbolic size made by another function."""
     scan = _loops.associative_scan
-    known = (_lax.mul, _lax.max, _lax.min, _loops.logaddexp)
 
+    @functools.wraps(scan)
     def associative_scan(
-        fn: Any, elems: Any, reverse: bool = False, axis: int = 0
+        fn: Callable[..., Any], elems: Any, reverse: bool = False, axis: int = 0
     ) -> Any:
-        if fn in known and type(elems.shape[axis]) is kind:
-            return scanned(fn, elems, axis, reverse)
+        shapes = [x.shape for x in jax.tree.leaves(elems)]
+        sizes = [s[axis] for s in shapes if -len(s) <= axis < len(s)]
+        is_one = sizes and all(n is sizes[0] for n in sizes)
+        if is_one and type(sizes[0]) is kind and len(sizes) == len(shapes):
+            return scanned(fn, elems, reverse, axis)
         return scan(fn, elems, reverse, axis)
 
-    _loops.associative_scan = associative_scan
+    for module in (_loops, jax.lax):
+        module.__dict__["associative_scan"] = associative_scan
 
 
 def arange_by_size(
@@ -266,7 +281,7 @@ def arange_by_size(
 
 
 def concrete_by_size(kind: type) -> None:
-    """Lets a symbolic size be the length of a scan and the range of a permutation."""
+    """Lets a size be the length of a scan or window, a permutation's range, a set's."""
     infer = _loops._infer_scan_length
 
     def length(flat: Any, avals: Any, given: Any) -> Any:
@@ -283,7 +298,20 @@ def concrete_by_size(kind: type) -> None:
         return _core.concrete_or_error(force, value, context)
 
     _loops._infer_scan_length = length
-    _random.core = _Changed(_core, concrete_or_error=concrete)
+    for module in (_random, _setops, _window_functions):
+        module.__dict__["core"] = _Changed(_core, concrete_or_error=concrete)
+
+
+def axis_size_by_size(kind: type) -> None:
+    """Has `lax.axis_size`, `pmean` and their like say how long a mapped axis is.
+
+    JAX makes an integer of it.
+    """
+
+    def const(example: Any, value: Any) -> Any:
+        return value if type(value) is kind else _lax._const(example, value)
+
+    _parallel.__dict__["lax"] = _Changed(_lax, _const=const)
 
 
 class _Changed:

@@ -305,6 +305,8 @@ _AT_LEAST = {
 
 def _slope(size: Any, name: str) -> int:
     """1 or -1 if a size grows or falls with a name, whatever the others are; else 0."""
+    if any(mark in str(size) for mark in ("//", "%", "max", "min", "**")):  # steps
+        return 0
     others = sorted(variables(size) - {name})
     values = [dict.fromkeys(others, n) for n in (5, 11)]
     slopes = {
@@ -312,9 +314,8 @@ def _slope(size: Any, name: str) -> int:
         for v in values
         for n in (3, 8, 64)
     }
-    has_steps = any(mark in str(size) for mark in ("//", "%", "max", "min", "**"))
     slope = slopes.pop()
-    return slope if not slopes and not has_steps and slope in (1, -1) else 0
+    return slope if not slopes and slope in (1, -1) else 0
 
 
 def _expression(x: Any) -> Any:

@@ -41,6 +41,10 @@ class InBucket(Protocol):
         """A size that must not be padded; refuses the program where it is."""
         ...
 
+    def evaluated(self, program: Any, args: Sequence[Any]) -> list[Any]:
+        """The results of a program of symbolic sizes without constants, physical."""
+        ...
+
     def closed(self, function: ClosedFunction) -> ClosedFunction:
         """A function of scalars that captured arrays, on the padded ones."""
         ...

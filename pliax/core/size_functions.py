@@ -17,6 +17,7 @@ from jax import lax
 
 from ._jax import (
     arange_by_size,
+    axis_size_by_size,
     compare_types_by_size,
     concrete_by_size,
     count_in_int32,
@@ -35,11 +36,11 @@ from ._jax import (
     unique_by_size,
     wrap_by_size,
 )
+from .associative_scans import scanned
 from .callers import is_asked_by_jax, is_inside
 from .conditions import Condition, state, statically_known_true
 from .dims import Size, larger
 from .other_traces import is_for_the_user
-from .padded_calls import InBucket, padded_call
 from .provenance import user_place
 from .reals import Real
 from .size_expressions import variables
@@ -104,46 +105,6 @@ def shuffled(key: jax.Array, x: jax.Array, axis: int) -> jax.Array:
 
 # As many elements as one round shuffles, and two: powers of 2^32 - 1 by thirds.
 _MOST = (1625, 2642245)
-
-
-def scanned(combine: Any, x: jax.Array, axis: int, is_reverse: bool) -> jax.Array:
-    """Each element combined with all before it: JAX's associative scan, bit for bit.
-
-    In which order elements are combined depends on none of those that follow. So the
-    scan is that of the bucket; what ends in its padding is 0 and has no derivative.
-
-    Args:
-        combine: of two arrays, element by element.
-        x: an array.
-        axis: one of symbolic size.
-        is_reverse: whether to combine with all after it.
-    """
-    if is_reverse:
-        return lax.rev(scanned(combine, lax.rev(x, (axis,)), axis, False), (axis,))
-    n = x.shape[axis]
-
-    def run(bucket: InBucket, x: jax.Array) -> jax.Array:
-        if not bucket.is_padded(n):
-            return lax.associative_scan(combine, x, axis=axis)
-        shape = [1] * axis + [x.shape[axis]] + [1] * (x.ndim - axis - 1)
-        inside = lax.broadcasted_iota(jnp.int32, shape, axis) < bucket.count(n)
-        among_valid = functools.partial(_among_valid, combine)
-        return lax.associative_scan(among_valid, (x, inside), axis=axis)[0]
-
-    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    name = "associative_scan"
-    return padded_call(name, run, (x,), like, is_differentiable=True)
-
-
-def _among_valid(combine: Any, left: Any, right: Any) -> Any:
-    """The combination of two parts of a scan, if the last element of both is valid.
-
-    What is not does not reach `combine`: its derivative there may be infinite.
-    """
-    (a, _), (b, inside) = left, right
-    a, b = (jnp.where(inside, x, jnp.zeros_like(x)) for x in (a, b))
-    found = combine(a, b)
-    return jnp.where(inside, found, jnp.zeros_like(found)), inside
 
 
 def ranged(start: Any, stop: Any, step: Any, dtype: Any) -> jax.Array | None:
@@ -265,6 +226,7 @@ squeeze_by_size(Size, is_one)
 roll_by_size(Size, may_be_empty)
 scan_by_size(Size, scanned)
 arange_by_size(Size, ranged, Real)
+axis_size_by_size(Size)
 split_by_size(Size, is_born)
 indices_by_size(Size)
 wrap_by_size(Size)

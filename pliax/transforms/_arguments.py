@@ -145,7 +145,7 @@ class Parameters:
         (_, key), inner = path[:2], path[2:]
         is_name = isinstance(key, jax.tree_util.DictKey)
         root, steps = self._by_keyword(key) if is_name else self.by_place(key.idx)
-        keys = jax.tree_util.keystr(inner)
+        keys = jax.tree_util.keystr(tuple(map(_by_number, inner)))
         return root + keys, steps + tuple(_step(k) for k in inner)
 
     def by_place(self, index: int) -> tuple[str, tuple[str, ...]]:
@@ -298,6 +298,12 @@ def describe_type(value: Any) -> str:
         return aval.str_short(short_dtypes=True)
     except (AttributeError, TypeError):  # references and other types with no shape
         return str(aval)
+
+
+def _by_number(key: Any) -> Any:
+    """The children of a pytree without names, as of a list: f[0], not <flat index>."""
+    is_flat = isinstance(key, jax.tree_util.FlattenedIndexKey)
+    return jax.tree_util.SequenceKey(key.key) if is_flat else key
 
 
 def _step(key: Any) -> str:

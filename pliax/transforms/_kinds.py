@@ -1,14 +1,18 @@
 """The kinds of arguments a call has: what is marked, what is an integer, what type."""
 
 import contextlib
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import AxisType
 
+from pliax.core.conditions import Condition
+from pliax.core.dims import Size
 from pliax.core.guards import Assumptions
 from pliax.core.marks import Marked
+from pliax.core.provenance import NOWHERE
 from pliax.core.unbacked import NeedsSizesError
 
 from ._families import Position, Reading, is_integer
@@ -83,21 +87,22 @@ def abstract(reading: Reading, leaf: int, value: Any, assumptions: Assumptions) 
     aval: Any = jax.typeof(value)
     if any(isinstance(n, str) for n in shape):
         shape = assumptions.known.parse(", ".join(map(str, shape)))
-        weak, sharding = aval.weak_type, _sharding_of_known(aval, shape)
-        return jax.ShapeDtypeStruct(
-            shape, aval.dtype, weak_type=weak, sharding=sharding
-        )
+        return aval.update(shape=shape, sharding=_explicit_sharding(aval, shape))
     return aval
 
 
-def _sharding_of_known(aval: Any, shape: Sequence[Any]) -> Any:
-    """Where an Explicit mesh has an array, if only known sizes are divided there."""
+def _explicit_sharding(aval: Any, shape: Sequence[Any]) -> Any:
+    """Where an Explicit mesh has an array; every such call's sizes divide there."""
     sharding = aval.sharding
     if AxisType.Explicit not in sharding.mesh.axis_types:
         return None
-    pairs = zip(shape, sharding.spec, strict=False)
-    divided = any(axes and not isinstance(size, int) for size, axes in pairs)
-    return None if divided else sharding
+    for size, axes in zip(shape, sharding.spec, strict=False):
+        if axes and isinstance(size, Size):
+            names = axes if isinstance(axes, tuple) else (axes,)
+            count = math.prod(sharding.mesh.shape[name] for name in names)
+            divides = Condition("==", (size % count, 0), size.assumptions)
+            size.assumptions.learn(divides, NOWHERE)
+    return sharding
 
 
 def raise_as_jax(function: Callable[..., Any], args: tuple, kwargs: dict) -> None:

@@ -26,6 +26,7 @@ from time import perf_counter
 from typing import Any
 
 import jax
+import numpy as np
 
 from pliax.core._jax import call_context, is_tracing
 from pliax.core.ragged import with_constants
@@ -570,6 +571,12 @@ def _not_an_array(parameters: Parameters, leaf: Any, error: Exception) -> str:
     root, kind = leaf.steps[0], type(leaf.value).__name__
     if isinstance(error, OverflowError):
         return f"{parameters.owner}: argument `{leaf.name}`: {error}."
+    if isinstance(leaf.value, np.ndarray) and not leaf.value.dtype.isnative:
+        return (
+            f"{parameters.owner}: argument `{leaf.name}` has dtype {leaf.value.dtype}, "
+            f"whose bytes are in another order than this machine's ({error}).\nPass "
+            f"{leaf.name}.astype({leaf.name}.dtype.newbyteorder('='))."
+        )
     return (
         f"{parameters.owner}: argument `{leaf.name}` has type {kind}, which is not an "
         f"array, a NumPy array of numbers or a Python number ({error}).\nPass "

@@ -18,7 +18,8 @@ def test_the_directory_of_triton_s_cache_is_the_user_s(
     )
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("jax_triton", "pliax.kernels._jax_triton"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.setitem(sys.modules, name, None)  # so that it is put back
+        del sys.modules[name]
     monkeypatch.setenv("TRITON_CACHE_DIR", directory or "")
     if directory is None:
         monkeypatch.delenv("TRITON_CACHE_DIR")

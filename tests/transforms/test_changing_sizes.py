@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from flax import linen
 from hypothesis import given, strategies as st
+from jax import lax
 from jax.sharding import AxisType, NamedSharding
 
 import pliax as px
@@ -723,19 +724,19 @@ def test_what_cannot_be_padded_runs_at_exact_sizes_and_says_why():
     assert "in spectrum: return jnp.linalg.eigvalsh(x @ x.T)" in f.explain()
 
 
-def scanned(x):
-    return jax.lax.associative_scan(jnp.add, x)
+def polynomial(x):
+    return jnp.polyval(x, 2.0)
 
 
 def test_what_jax_cannot_trace_for_all_sizes_is_traced_size_by_size():
-    f = px.compile(scanned, dims={"x": "t"})
+    f = px.compile(polynomial, dims={"x": "t"})
     for t in (3, 4, 3):
-        same(f(counting(t)), scanned(counting(t)))
+        same(f(counting(t)), polynomial(counting(t)))
     assert f.stats.compilations == 2
-    assert "not padded: traced size by size: NotImplementedError: " in f.explain()
-    assert "in scanned: return jax.lax.associative_scan(jnp.add, x)" in f.explain()
-    with pytest.raises(px.PaddingRefused, match="in scanned"):
-        px.compile(scanned, dims={"x": "t"}, padding="require")(counting(3))
+    assert "not padded: traced size by size: TypeError: the size t has" in f.explain()
+    assert "in polynomial: return jnp.polyval(x, 2.0)" in f.explain()
+    with pytest.raises(px.PaddingRefused, match="in polynomial"):
+        px.compile(polynomial, dims={"x": "t"}, padding="require")(counting(3))
 
 
 def test_a_mistake_of_the_user_is_told_as_jit_tells_it():
@@ -858,6 +859,54 @@ def test_a_program_sees_where_explicit_axes_have_its_arrays():
                 found, wanted = compiled(x), jax.jit(f)(x)
                 same(found, wanted)
                 assert jax.typeof(found) == jax.typeof(wanted)
+
+
+def softmax_loss(x):
+    return jnp.mean(jax.nn.softmax(x @ jnp.ones((x.shape[1], 3))) ** 2)
+
+
+DIVIDED: dict[str, Any] = {
+    "type": lambda x: x * (2 if jax.typeof(x).sharding.spec[0] == "x" else 3),
+    "grad": jax.grad(softmax_loss),
+    "shard_map": lambda x: jax.shard_map(
+        lambda y: y * 2, in_specs=jax.P("x"), out_specs=jax.P("x")
+    )(x),
+    "where": lambda x: jnp.where(jnp.arange(x.shape[0])[:, None] < 3, x, 0),
+    "mean": lambda x: x / x.shape[0] - x.mean(1, keepdims=True),
+    "scan": lambda x: jax.lax.scan(
+        lambda h, r: (h + r, h), jnp.zeros_like(x[:, 0]), x.T
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_declared_sizes_may_be_divided_by_explicit_axes(name):
+    f = DIVIDED[name]
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,))
+    compiled = px.compile(f, dims={"x": "b, t"})
+    with jax.set_mesh(mesh):
+        for b, t in ((8, 3), (4, 5), (12, 5)):
+            x = jax.device_put(counting(b, t) / 8, NamedSharding(mesh, jax.P("x")))
+            found, wanted = compiled(x), jax.jit(f)(x)
+            jax.tree.map(
+                lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, wanted
+            )
+            assert jax.tree.map(jax.typeof, found) == jax.tree.map(jax.typeof, wanted)
+    assert compiled.stats.traces == 1
+    assert "not padded" not in str(compiled.explain())
+
+
+def test_a_program_sees_which_memory_has_its_arrays():
+    host = jax.sharding.SingleDeviceSharding(
+        jax.devices()[0], memory_kind="pinned_host"
+    )
+
+    def f(x):
+        return x * (3 if jax.typeof(x).memory_space == jax.memory.Space.Host else 2)
+
+    compiled = px.compile(f)
+    for t in (3, 4, 5):
+        same(compiled(jax.device_put(counting(t), host)), 3 * counting(t))
 
 
 @pytest.mark.parametrize("spec", [jax.P(None, "x"), jax.P(None, None)])
@@ -1120,3 +1169,55 @@ def test_a_hint_with_which_the_program_fails_takes_nothing_from_other_sizes(padd
         x = np.arange(n, dtype=np.float32)
         np.testing.assert_array_equal(halves(x), x.reshape(4, -1).sum(0))
     assert len(halves.traces) == 1 and "not padded" not in halves.explain()
+
+
+OVER_MAPPED_AXES = {
+    "psum": lambda v: v * lax.psum(v, "b"),
+    "pmax": lambda v: v - lax.pmax(lax.stop_gradient(v), "b"),
+    "pmean": lambda v: v - lax.pmean(v, "b"),
+    "axis_size": lambda v: v / lax.axis_size("b") + lax.axis_index("b").astype(v.dtype),
+    "all_gather": lambda v: lax.all_gather(v, "b").T @ lax.all_gather(v * 2, "b"),
+}
+
+
+@pytest.mark.parametrize("name", OVER_MAPPED_AXES)
+def test_collectives_over_a_mapped_axis_are_reductions_in_the_bucket(name):
+    def f(x):
+        return jax.vmap(OVER_MAPPED_AXES[name], axis_name="b")(x)
+
+    def both(x):
+        return f(x), jax.grad(lambda x: (f(x) ** 2).sum())(x)
+
+    compiled = px.compile(both, dims={"x": "n, _"}, padding="require")
+    for n in (5, 1, 2, 7):
+        found, wanted = compiled(counting(n, 3) / 8), jax.jit(both)(counting(n, 3) / 8)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+            found,
+            wanted,
+        )
+    assert compiled.stats.traces == 1
+
+
+def test_a_part_that_may_be_empty_is_rolled_under_a_guard():
+    def f(x):
+        return jnp.roll(x[: x.shape[0] // 4], 1)
+
+    compiled = px.compile(f, dims={"x": "t"}, padding="require")
+    for t in (5, 9, 13):
+        same(compiled(counting(t)), f(counting(t)))
+    assert compiled.stats.traces == 1
+    same(compiled(counting(3)), f(counting(3)))
+
+
+def test_children_of_a_partial_are_named_by_number():
+    f = px.compile(lambda g, x: g(x), dims={"g[0][0]": "n", "x": "n"})
+    for n in (3, 4):
+        g = jax.tree_util.Partial(jnp.multiply, counting(n))
+        same(f(g, counting(n)), counting(n) ** 2)
+    assert f.stats.traces == 1
+
+
+def test_bytes_in_another_order_are_told_what_to_do():
+    with pytest.raises(TypeError, match=r"(?s)dtype >f4.*x.astype\(x.dtype.newbyte"):
+        px.compile(lambda x: x * 2)(np.ones(3, ">f4"))

@@ -10,7 +10,7 @@ from jax import lax
 
 from pliax.core.float_formulas import on_the_device
 
-from .layouts import Bucket, Factors, Padded, product, same
+from .layouts import Bucket, Factors, Padded, explicit_sharding, product, same
 from .rules import bind, refuse, rule, sizes_of
 
 
@@ -168,5 +168,7 @@ def iota(bucket: Bucket, eqn: Any, *sizes: Padded) -> Padded:
     if sizes:
         raise refuse(eqn, "its shape is an array")
     lengths, dtype = bucket.shape(shape), eqn.params["dtype"]
-    data = lax.broadcasted_iota(dtype, lengths, eqn.params["dimension"])
+    spread = explicit_sharding(eqn.params["sharding"], [(n,) for n in shape])
+    axis = eqn.params["dimension"]
+    data = lax.broadcasted_iota(dtype, lengths, axis, out_sharding=spread)
     return bucket.simple(data, shape)

@@ -20,7 +20,7 @@ from .contractions import zero
 from .formulas import by_formula
 from .interpreter import HIGHER_ORDER, run
 from .layouts import Bucket, Padded
-from .rules import PaddingRefused, refuse, rule
+from .rules import PaddingRefused, refuse, rule, sizes_of
 
 
 HIGHER_ORDER |= {"call_hi_primitive", "padded_call"}
@@ -83,6 +83,14 @@ class Here:
             kernel, place = self.eqn.params["name"], refuse(self.eqn, "").place
             raise PaddingRefused(kernel, f"{name} cannot be padded ({size})", place)
         return size
+
+    def evaluated(self, program: Any, args: Sequence[Any]) -> list[Any]:
+        """The results of a program of symbolic sizes, on padded arrays."""
+        bucket, jaxpr = self.bucket.inner(), program.jaxpr
+        pairs = zip(args, jaxpr.invars, strict=True)
+        xs = [bucket.simple(x, sizes_of(v)) for x, v in pairs]
+        results = run(bucket, jaxpr, program.consts, xs)
+        return [bucket.simplified(x).data for x in results]
 
     def closed(self, function: ClosedFunction) -> ClosedFunction:
         """A function of scalars, on padded arrays in place of those it captured."""

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from pliax.core.dims import Size
 from pliax.core.manual_axes import vary, varying_axes
 
+from .formulas import by_formula
 from .interpreter import HIGHER_ORDER, run_whole
 from .layouts import Bucket, Padded
 from .rules import bind, refuse, rule, sizes_of
@@ -108,14 +109,31 @@ def shard_map(bucket: Bucket, eqn: Any, *operands: Padded) -> list[Padded]:
 @rule("psum", "psum_invariant", "pmax", "pmin", "ppermute")
 def between_devices(
     bucket: Bucket, eqn: Any, *operands: Padded
-) -> Padded | list[Padded]:
-    """Of elements at the same place on each device, whose arrays lie alike."""
-    if not all(isinstance(name, str) for name in _axes_of(eqn)):
+) -> Padded | Sequence[Padded]:
+    """Of elements at the same place on each device, whose arrays lie alike.
+
+    Numbers among its axes are those of jax.vmap: there it is a reduction.
+    """
+    axes = _axes_of(eqn)
+    reduce = _REDUCTIONS.get(eqn.primitive.name)
+    if reduce and all(isinstance(axis, int) for axis in axes):
+        return by_formula(
+            bucket, eqn, lambda *xs: [reduce(x, axes) for x in xs], *operands
+        )
+    if not all(isinstance(name, str) for name in axes):
         raise refuse(eqn, "it is over an axis of jax.vmap, which may be padded")
     results = bind(eqn, *(x.data for x in operands))
     if not eqn.primitive.multiple_results:
         return Padded(results, operands[0].axes)
     return [Padded(r, x.axes) for r, x in zip(results, operands, strict=True)]
+
+
+_REDUCTIONS = {
+    "psum": lax.reduce_sum,
+    "psum_invariant": lax.reduce_sum,
+    "pmax": lax.reduce_max,
+    "pmin": lax.reduce_min,
+}
 
 
 def _axes_of(eqn: Any) -> tuple[Any, ...]:

@@ -16,12 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 from pliax.core.size_expressions import variables
 from pliax.core.unbacked import births
 
 from .interpreter import HIGHER_ORDER, run
-from .layouts import Bucket, Factors, Padded
+from .layouts import Bucket, Factors, Padded, explicit_sharding
 from .placements import placed
 from .rules import bind, refuse, rule
 
@@ -190,9 +191,7 @@ def _valid_steps(
     """A loop with its end known at run time: no body ever sees a row of padding."""
     length = eqn.params["length"]
     count, physical = bucket.scalar(length), bucket.length(length)
-    row = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in xs]
-    _, made = jax.eval_shape(step, carry, row)
-    ys = [lax.full((physical, *y.shape), 0, y.dtype) for y in made]
+    ys = _rows_to_come(step, carry, xs, physical)
 
     def body(state: Any) -> Any:
         i, carry, ys = state
@@ -204,6 +203,20 @@ def _valid_steps(
     start = (jnp.int32(0), carry, ys)
     _, carry, ys = lax.while_loop(lambda state: lax.lt(state[0], count), body, start)
     return carry, ys
+
+
+def _rows_to_come(
+    step: Callable[..., Any], carry: list[Any], xs: list[Any], physical: int
+) -> list[Any]:
+    """Zeros, as many as the steps there may be, placed as what the steps make."""
+    _, made = jax.eval_shape(lambda c, xs: step(c, [_row(x, 0) for x in xs]), carry, xs)
+    return [_zeros((physical, *y.shape), y.dtype, y.sharding) for y in made]
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any, of_row: Any) -> Any:
+    given = of_row and NamedSharding(of_row.mesh, P(None, *of_row.spec))
+    spread = explicit_sharding(given, [(n,) for n in shape])
+    return lax.full(shape, 0, dtype, sharding=spread)
 
 
 def _row(x: Any, place: Any) -> Any:

@@ -27,6 +27,8 @@ def on_numpy():
     with pytest.MonkeyPatch.context() as patch:
         for name, module in stand_in.modules().items():
             patch.setitem(sys.modules, name, module)
+        patch.setitem(sys.modules, "pliax.kernels._jax_triton", None)
+        del sys.modules["pliax.kernels._jax_triton"]  # loaded anew, with what is here
         patch.setattr(triton_limits, "_refused_device", lambda: None)
         from pliax.kernels.attention import triton
 

@@ -1,0 +1,123 @@
+"""Associative scans over symbolic axes: JAX's at every size, values and derivatives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from jax import lax
+
+import pliax as px
+
+
+def recurrence(x):
+    """Of h[t] = a[t] h[t - 1] + x[t]."""
+
+    def combine(left, right):
+        return left[0] * right[0], left[1] * right[0] + right[1]
+
+    return lax.associative_scan(combine, (jax.nn.sigmoid(x), x))[1]
+
+
+def of_captured(x):
+    scale, offsets = x.mean(), jnp.arange(x.shape[1], dtype=x.dtype)[None]
+    return lax.associative_scan(lambda a, b: a + b * scale + offsets, x)
+
+
+def products(x):
+    matrices = 0.3 * x[:, :, None] * jnp.ones((1, 1, x.shape[1]))
+    return lax.associative_scan(lambda a, b: jnp.einsum("tij,tjk->tik", a, b), matrices)
+
+
+def log_sum_exp(x):
+    def combine(left, right):
+        most = jnp.maximum(left["most"], right["most"])
+        sums = [y["sum"] * jnp.exp(y["most"] - most) for y in (left, right)]
+        return {"most": most, "sum": sums[0] + sums[1]}
+
+    found = lax.associative_scan(combine, {"most": x, "sum": jnp.ones_like(x)}, axis=1)
+    return found["most"] + jnp.log(found["sum"])
+
+
+def normalised(x):
+    def combine(a, b):
+        return (a + b) / (1 + jnp.abs(a + b).sum(-1, keepdims=True))
+
+    return lax.associative_scan(combine, x, reverse=True)
+
+
+def harmonic(x):
+    """Whose derivative at the zeros of padding is not finite."""
+    return lax.associative_scan(lambda a, b: a * b / (jnp.abs(a) + jnp.abs(b)), x + 3)
+
+
+PROGRAMS = {
+    "sums": lambda x: lax.associative_scan(jnp.add, x, axis=-1),
+    "recurrence": recurrence,
+    "captured": of_captured,
+    "products": products,
+    "log_sum_exp": log_sum_exp,
+    "normalised": normalised,
+    "harmonic": harmonic,
+    "vmap": lambda x: jax.vmap(
+        lambda r: lax.associative_scan(lambda a, b: a + b * r.sum(), r)
+    )(x),
+}
+SIZES = st.tuples(st.integers(1, 9), st.integers(1, 5))
+
+
+def close(a, b):
+    np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+def drawn(t, d):
+    rng = np.random.default_rng((t, d))
+    return rng.normal(size=(t, d)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@settings(max_examples=3)  # each compiles six programs
+@given(sizes=st.lists(SIZES, min_size=3, max_size=3))
+def test_a_scan_is_that_of_jax_and_so_is_its_gradient(name, sizes):
+    f = PROGRAMS[name]
+    both = jax.value_and_grad(lambda x: jnp.sum(f(x) ** 2))
+    for g in (f, both):
+        ours = px.compile(g, dims={"x": "t, d"}, padding="require")
+        for t, d in sizes:
+            x = drawn(t, d)
+            jax.tree.map(close, ours(x), jax.jit(g)(x))
+        assert ours.stats.traces == 1
+
+
+def test_integers_are_combined_bit_for_bit():
+    def f(x):
+        return lax.associative_scan(lambda a, b: a ^ (b << 1), x)
+
+    ours = px.compile(f, dims={"x": "t"}, padding="require")
+    for t in (1, 2, 7, 16, 17):
+        x = np.random.default_rng(t).integers(-(2**31), 2**31, t).astype(np.int32)
+        np.testing.assert_array_equal(ours(x), jax.jit(f)(x))
+
+
+def test_arrays_born_from_data_are_scanned():
+    def f(x):
+        chosen = px.ragged.boolean_mask(x, x > 0)
+        return lax.associative_scan(jnp.add, chosen, reverse=True).sum()
+
+    ours = px.compile(f, dims={"x": "t"})
+    for x in ([1.0, -2.0, 3.0, 4.0], [-1.0, -1.0, -1.0, -1.0], [2.0], [-2.0]):
+        chosen = [v for v in x if v > 0]
+        wanted = sum(v * (i + 1) for i, v in enumerate(chosen))
+        close(ours(np.array(x, np.float32)), wanted)
+
+
+def test_what_is_no_combination_is_jaxs_error():
+    def f(x):
+        return lax.associative_scan(lambda a, b: (a + b)[:, :1], x)
+
+    x = np.ones((5, 3), np.float32)
+    with pytest.raises(TypeError) as of_jax:
+        jax.jit(f)(x)
+    with pytest.raises(TypeError) as ours:
+        px.compile(f, dims={"x": "t, _"})(x)
+    assert str(ours.value).splitlines()[0] == str(of_jax.value).splitlines()[0]
