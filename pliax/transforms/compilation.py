@@ -467,8 +467,8 @@ def compile(
             array below the path. A named size must not become a constant.
         where: conditions on named sizes, ``"t <= 4096"`` or ``"b % 8 == 0"``.
         dynamic: which other sizes, and Python integers, are dynamic. None (default):
-            those that change from call to call; True: all at once; False: none, one
-            program for each.
+            those that change from call to call; True: all at once; False: none, those
+            of `dims` neither, which are names alone then: one program for each shape.
         padding: "auto" (default) pads where that is exact; "require" makes a refusal an
             error; "never" compiles each size from the one trace.
         recompile_limit: how many traces are normal. More give a warning, once.
