@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 
+from pliax.core.conditions import names_of
 from pliax.core.dims import LARGEST, Size
 from pliax.core.guards import Assumptions
 from pliax.core.size_expressions import evaluate
@@ -34,9 +36,9 @@ def error_at(
     flat = on_leaves(f, known, tree, places)
 
     def plain(x: Any) -> Any:
-        shape = tuple(evaluate(n, sizes) for n in getattr(x, "shape", ()))
-        is_array = isinstance(x, jax.ShapeDtypeStruct)
-        return jax.ShapeDtypeStruct(shape, x.dtype) if is_array else x
+        if not isinstance(x, ShapedArray | jax.ShapeDtypeStruct):
+            return x
+        return x.update(shape=tuple(evaluate(n, sizes) for n in x.shape))
 
     try:
         jax.eval_shape(flat, *(plain(known[i]) for i in places))
@@ -53,6 +55,8 @@ def other_sizes(assumptions: Assumptions) -> dict[str, int] | None:
     """
     hints = assumptions.known.hints
     found = dict(hints)
+    facts = (c for c in assumptions.known.facts if names_of(c) <= hints.keys())
+    known = [*assumptions.known.constraints, *map(str, facts)]
     for name in sorted(hints):
         symbol = assumptions.known.symbols[name]
         taken = {found[n] - hints[n] for n in hints if n < name}
@@ -63,7 +67,7 @@ def other_sizes(assumptions: Assumptions) -> dict[str, int] | None:
             for sizes in choices
             if sizes[name] <= (symbol.high or LARGEST)
             and list(sizes.values()).count(sizes[name]) == 1
-            and all(holds(c, sizes) for c in assumptions.known.constraints)
+            and all(holds(c, sizes) for c in known)
         )
         found = next(allowed, None)
         if found is None:

@@ -4,7 +4,6 @@ import json
 import os
 import tempfile
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -132,7 +131,7 @@ def test_words_of_the_user_go_before_the_file(path):
 
 
 def test_a_size_never_traced_for_all_is_not_saved(path):
-    f = px.compile(lambda x: jax.lax.associative_scan(jnp.add, x))
+    f = px.compile(lambda x: jnp.polyval(x, 2.0))
     for size in (3, 4):
         f(counting(size))
     f.save_decisions(path)

@@ -175,13 +175,13 @@ def test_a_mistake_of_the_user_is_told_at_one_element_too():
 def test_sizes_that_are_equal_by_chance_hide_no_reason():
     def f(x, y):
         most = min(x.shape[0], y.shape[0])
-        return lax.associative_scan(jnp.add, x[:most] + y[:most])  # for integers only
+        return jnp.polyval(x[:most] + y[:most], 2.0)  # for integers only
 
     compiled = px.compile(f, dims={"x": "s", "y": "t"})
     for s, t in [(6, 6), (4, 9), (3, 3)]:
         x, y = counting(s), counting(t)
         np.testing.assert_array_equal(compiled(x, y), f(x, y))
-    assert "associative scan over axis of non-constant size" in compiled.explain()
+    assert "has no value while it is traced" in compiled.explain()
 
 
 RESHAPES = {
