@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .conditions import is_one
 from .evaluation import evaluate
 from .padded_calls import InBucket, padded_call
 
@@ -34,6 +35,9 @@ def scanned(combine: Callable[..., Any], elems: Any, reverse: bool, axis: int) -
     """
     leaves, tree = jax.tree.flatten(elems)
     axis %= leaves[0].ndim
+    is_weak = any(jax.typeof(x).weak_type for x in leaves)
+    if is_weak and is_one(leaves[0].shape[axis]):  # which alone keeps its weak type
+        return elems
     leaves = [lax.rev(x, (axis,)) for x in leaves] if reverse else leaves
     n = leaves[0].shape[axis]
     program, captured = _traced(combine, tree, leaves, axis)
@@ -54,9 +58,9 @@ def scanned(combine: Callable[..., Any], elems: Any, reverse: bool, axis: int) -
         among_valid = _among_valid(join)
         return lax.associative_scan(among_valid, (leaves, inside), axis=axis)[0]
 
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+    types = [jax.typeof(x).update(weak_type=False) for x in leaves]
     args, name = (leaves, captured), "associative_scan"
-    found = padded_call(name, run, args, shapes, is_differentiable=True)
+    found = padded_call(name, run, args, types, is_differentiable=True)
     found = [lax.rev(x, (axis,)) for x in found] if reverse else found
     return jax.tree.unflatten(tree, found)
 
@@ -69,9 +73,8 @@ def _traced(
     def flat(left: list[Any], right: list[Any]) -> list[Any]:
         return jax.tree.leaves(combine(tree.unflatten(left), tree.unflatten(right)))
 
-    shapes = [(*x.shape[:axis], 1, *x.shape[axis + 1 :]) for x in leaves]
-    pairs = zip(shapes, leaves, strict=True)
-    ones = [jax.ShapeDtypeStruct(shape, x.dtype) for shape, x in pairs]
+    types: list[Any] = [jax.typeof(x) for x in leaves]
+    ones = [t.update(shape=(*t.shape[:axis], 1, *t.shape[axis + 1 :])) for t in types]
     made = jax.make_jaxpr(flat)(ones, ones)
     captured = list(made.consts)
 
@@ -80,11 +83,13 @@ def _traced(
         return evaluate(made.jaxpr, args[:k], args[k:])
 
     given = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in captured]
-    types = [str(v.aval.str_short()) for v in made.jaxpr.outvars]
-    wanted = [str(v.aval.str_short()) for v in made.jaxpr.invars[: len(leaves)]]
-    if types != wanted:
+    avals: list[Any] = [v.aval for v in made.jaxpr.outvars]
+    found, wanted = (
+        [f"{t.dtype}{list(t.shape)}" for t in each] for each in (avals, ones)
+    )
+    if found != wanted:
         raise TypeError(
-            f"associative_scan: fn returned {', '.join(types)} for slices of one "
+            f"associative_scan: fn returned {', '.join(found)} for slices of one "
             f"element, {', '.join(wanted)}.\nReturn what it was given, in shape, dtype "
             "and structure."
         )

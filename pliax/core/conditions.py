@@ -9,6 +9,7 @@ one that is kept whole; `guard_or_false` and its kin decide without needing the 
 
 import functools
 import operator
+import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, ClassVar
@@ -212,6 +213,14 @@ def known(condition: Any, frame: FrameType, owner: str) -> bool | None:
     if answer is not None and isinstance(condition, Condition):
         condition.assumptions.record(condition, answer, frame)
     return answer
+
+
+def is_one(n: Any) -> bool:
+    """Whether an axis has one element; a guard, and a trace of its own if so."""
+    asked = n == 1
+    if not isinstance(asked, Condition):
+        return asked
+    return asked.assumptions.decide(asked, sys._getframe(), may_collapse=True)
 
 
 def _refuse_arrays(condition: Any, owner: str) -> None:

@@ -109,7 +109,8 @@ def padded_call(
             arrays of `args` are physical, with 0 in their padding. It is mapped by
             `jax.vmap`.
         args: a tuple of pytrees of arrays.
-        results: a pytree of `jax.ShapeDtypeStruct`, of symbolic shapes.
+        results: a pytree of `jax.ShapeDtypeStruct`, of symbolic shapes, or of types of
+            arrays, which say where an Explicit mesh has them.
         is_differentiable: whether JAX may differentiate the function where it is. Then
             a cotangent of 0 in the padding of a result must be 0 times what is finite.
 
@@ -136,7 +137,10 @@ padded_call_p.multiple_results = True
 
 @padded_call_p.def_abstract_eval
 def _shapes(*_: Any, avals: Sequence[Any], **__: Any) -> list[Any]:
-    return [ShapedArray(a.shape, a.dtype) for a in avals]
+    return [
+        a if isinstance(a, ShapedArray) else ShapedArray(a.shape, a.dtype)
+        for a in avals
+    ]
 
 
 def _batched(

@@ -38,7 +38,7 @@ from ._jax import (
 )
 from .associative_scans import scanned
 from .callers import is_asked_by_jax, is_inside
-from .conditions import Condition, state, statically_known_true
+from .conditions import Condition, is_one, state, statically_known_true
 from .dims import Size, larger
 from .other_traces import is_for_the_user
 from .provenance import user_place
@@ -182,14 +182,6 @@ def require_some(n: Size, text: str) -> None:
 def is_empty(n: Any) -> bool:
     """Whether an axis can be seen to have no elements, for all sizes."""
     return statically_known_true(n <= 0)
-
-
-def is_one(n: Any) -> bool:
-    """Whether an axis has one element; a guard, and a trace of its own if so."""
-    asked = n == 1
-    if not isinstance(asked, Condition):
-        return asked
-    return asked.assumptions.decide(asked, sys._getframe(), may_collapse=True)
 
 
 def constant(indices: Any, n: Size) -> jax.Array:

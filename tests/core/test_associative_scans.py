@@ -121,3 +121,14 @@ def test_what_is_no_combination_is_jaxs_error():
     with pytest.raises(TypeError) as ours:
         px.compile(f, dims={"x": "t, _"})(x)
     assert str(ours.value).splitlines()[0] == str(of_jax.value).splitlines()[0]
+
+
+def test_elements_of_a_weak_type_are_as_weak_as_jaxs():
+    def f(x):
+        return lax.associative_scan(jnp.add, jnp.full(x.shape, 0.5))
+
+    ours = px.compile(f, dims={"x": "t"})
+    for t in (5, 1, 2):
+        found, wanted = ours(drawn(t, 1)[:, 0]), jax.jit(f)(drawn(t, 1)[:, 0])
+        assert jax.typeof(found) == jax.typeof(wanted)
+        close(found, wanted)
