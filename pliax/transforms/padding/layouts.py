@@ -485,11 +485,9 @@ def explicit_sharding(given: Any, axes: Sequence[Factors]) -> Any:
     mesh = jax.sharding.get_abstract_mesh()
     if given is None or given.mesh != mesh or AxisType.Explicit not in mesh.axis_types:
         return None
-    spec = [*given.spec, *(None,) * len(axes)]
-    places = [None] * sum(map(len, axes))
-    for axis, factors in enumerate(axes):
-        if factors:
-            places[sum(map(len, axes[:axis]))] = spec[axis]
+    spec = (*given.spec, *(None,) * len(axes))
+    factors = zip(spec, axes, strict=False)
+    places = [names if i == 0 else None for names, f in factors for i in range(len(f))]
     return NamedSharding(mesh, PartitionSpec(*places))
 
 
