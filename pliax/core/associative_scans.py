@@ -34,12 +34,13 @@ def scanned(combine: Callable[..., Any], elems: Any, reverse: bool, axis: int) -
         TypeError: where the combination is of another type than the elements.
     """
     leaves, tree = jax.tree.flatten(elems)
-    axis %= leaves[0].ndim
-    is_weak = any(jax.typeof(x).weak_type for x in leaves)
-    if is_weak and is_one(leaves[0].shape[axis]):  # which alone keeps its weak type
-        return elems
-    leaves = [lax.rev(x, (axis,)) for x in leaves] if reverse else leaves
     n = leaves[0].shape[axis]
+    is_weak = any(jax.typeof(x).weak_type for x in leaves)
+    if is_weak and is_one(n):  # which alone keeps its weak type
+        return elems
+    # As in JAX, which counts axes from the end only where it does not reverse.
+    leaves = [lax.rev(x, (axis,)) for x in leaves] if reverse else leaves
+    axis %= leaves[0].ndim
     program, captured = _traced(combine, tree, leaves, axis)
 
     def run(bucket: InBucket, leaves: list[Any], captured: list[Any]) -> list[Any]:

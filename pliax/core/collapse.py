@@ -55,10 +55,10 @@ class Collapses:
     def refuse(self, a: Any, b: Any, place: Place, reason: str = "") -> None:
         """A strong size that must equal a constant, or another size, is an error."""
         names = sorted(variables(a) | variables(b))
-        if not is_collapse(a, b):
+        if not names or not is_collapse(a, b):
             return
         symbols = [self._known.symbols[name] for name in names]
-        if symbols and all(symbol.is_strong for symbol in symbols):
+        if all(symbol.is_strong for symbol in symbols):
             needs = f"{a} == {b} ({reason})" if reason else f"{a} == {b}"
             self._violate(symbols, needs, fix_of(a, b, symbols), place)
         self.collapsed.append(f"{in_words(a, b, symbols)}\n  at {place}")

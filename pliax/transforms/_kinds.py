@@ -100,8 +100,10 @@ def _explicit_sharding(aval: Any, shape: Sequence[Any]) -> Any:
         if axes and isinstance(size, Size):
             names = axes if isinstance(axes, tuple) else (axes,)
             count = math.prod(sharding.mesh.shape[name] for name in names)
-            divides = Condition("==", (size % count, 0), size.assumptions)
-            size.assumptions.learn(divides, NOWHERE)
+            rest = size % count
+            if isinstance(rest, Size):
+                divides = Condition("==", (rest, 0), size.assumptions)
+                size.assumptions.learn(divides, NOWHERE)
     return sharding
 
 

@@ -896,6 +896,16 @@ def test_declared_sizes_may_be_divided_by_explicit_axes(name):
     assert "not padded" not in str(compiled.explain())
 
 
+def test_an_axis_of_an_explicit_mesh_may_have_one_device():
+    mesh = jax.make_mesh((1, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+    f = px.compile(lambda x: x * 2, dims={"x": "t, 2*s"}, padding="require")
+    with jax.set_mesh(mesh):
+        for t in (3, 4):
+            x = jax.device_put(counting(t, 4), NamedSharding(mesh, jax.P("x", "y")))
+            same(f(x), x * 2)
+    assert f.stats.traces == 1
+
+
 def test_a_program_sees_which_memory_has_its_arrays():
     host = jax.sharding.SingleDeviceSharding(
         jax.devices()[0], memory_kind="pinned_host"
