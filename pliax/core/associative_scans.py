@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .conditions import is_one
+from .conditions import Condition, is_one
 from .evaluation import evaluate
 from .padded_calls import InBucket, padded_call
 
@@ -35,8 +35,7 @@ def scanned(combine: Callable[..., Any], elems: Any, reverse: bool, axis: int) -
     """
     leaves, tree = jax.tree.flatten(elems)
     n = leaves[0].shape[axis]
-    is_weak = any(jax.typeof(x).weak_type for x in leaves)
-    if is_weak and is_one(n):  # which alone keeps its weak type
+    if _keeps_weak_type(n, leaves):
         return elems
     # As in JAX, which counts axes from the end only where it does not reverse.
     leaves = [lax.rev(x, (axis,)) for x in leaves] if reverse else leaves
@@ -64,6 +63,17 @@ def scanned(combine: Callable[..., Any], elems: Any, reverse: bool, axis: int) -
     found = padded_call(name, run, args, types, is_differentiable=True)
     found = [lax.rev(x, (axis,)) for x in found] if reverse else found
     return jax.tree.unflatten(tree, found)
+
+
+def _keeps_weak_type(n: Any, leaves: Sequence[Any]) -> bool:
+    """Whether JAX returns what it was given: a trace of its own, for weak types alone.
+
+    What only the device knows is taken for more than one element.
+    """
+    asked = n == 1
+    is_unknown = isinstance(asked, Condition) and not asked.assumptions.has_hints(asked)
+    is_weak = any(jax.typeof(x).weak_type for x in leaves)
+    return is_weak and not is_unknown and is_one(n)
 
 
 def _traced(

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ._jax import Primitive, ad, batching
 from .dims import Size
@@ -155,7 +156,6 @@ def _batched(
     is_mapped = [axis is not None for axis in axes]
     pairs = zip(values, axes, is_mapped, strict=True)
     values = [jnp.moveaxis(x, a, 0) if m else x for x, a, m in pairs]
-    (count, *_) = (x.shape[0] for x, m in zip(values, is_mapped, strict=True) if m)
 
     def mapped(bucket: Any, *args: Any) -> Any:
         def one(*some: Any) -> Any:
@@ -164,9 +164,19 @@ def _batched(
         in_axes = [0 if m else None for m in is_mapped]
         return jax.vmap(one, in_axes)(*jax.tree.leaves(args))
 
-    avals = tuple(jax.ShapeDtypeStruct((count, *a.shape), a.dtype) for a in avals)
+    (like, *_) = (jax.typeof(x) for x, m in zip(values, is_mapped, strict=True) if m)
+    avals = tuple(_mapped(a, like) for a in avals)
     results = padded_call_p.bind(*values, function=mapped, avals=avals, **rest)
     return results, [0] * len(avals)
+
+
+def _mapped(aval: Any, like: Any) -> Any:
+    """The type of a result under vmap, with an axis as the first of an argument's."""
+    shape = like.shape[0], *aval.shape
+    if not isinstance(aval, ShapedArray):
+        return jax.ShapeDtypeStruct(shape, aval.dtype)
+    spec = PartitionSpec(like.sharding.spec[0], *aval.sharding.spec)
+    return aval.update(shape=shape, sharding=NamedSharding(like.sharding.mesh, spec))
 
 
 # --- derivatives ----------------------------------------------------------------------
@@ -225,7 +235,7 @@ def _transposed(
 
         shapes = [tuple(map(bucket.length, a.shape)) for a in unknown]
         pairs = zip(shapes, unknown, strict=True)
-        xs = [jax.ShapeDtypeStruct(shape, a.dtype) for shape, a in pairs]
+        xs = [a.update(shape=shape) for shape, a in pairs]
         return list(jax.linear_transpose(forward, *xs)(cotangents))
 
     args = list(values[:known]), [ad.instantiate_zeros(ct) for ct in cotangents]
@@ -235,7 +245,7 @@ def _transposed(
         function=back,
         tree=tree_of_both,
         known=known,
-        avals=tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in unknown),
+        avals=tuple(a.update(weak_type=False) for a in unknown),
         **rest,
     )
     return [None] * known + found

@@ -132,3 +132,26 @@ def test_elements_of_a_weak_type_are_as_weak_as_jaxs():
         found, wanted = ours(drawn(t, 1)[:, 0]), jax.jit(f)(drawn(t, 1)[:, 0])
         assert jax.typeof(found) == jax.typeof(wanted)
         close(found, wanted)
+
+
+def test_weak_elements_of_a_size_born_from_data_are_scanned():
+    def f(x):
+        chosen = px.ragged.boolean_mask(x, x > 0)
+        return lax.associative_scan(jnp.add, jnp.where(chosen > 1, 1.0, 0.0)).sum()
+
+    x = np.array([1.0, 2.0, -3.0, 4.0], np.float32)
+    assert px.compile(f, dims={"x": "t"})(x) == 0 + 1 + 2
+
+
+def test_a_scan_has_derivatives_inside_shard_map(mesh_4x2):
+    def inner(x):
+        return jax.grad(lambda x: (recurrence(x.T) ** 2).sum())(x)
+
+    def f(x):
+        return jax.shard_map(
+            inner, mesh=mesh_4x2, in_specs=jax.P("x"), out_specs=jax.P("x")
+        )(x)
+
+    ours = px.compile(f, dims={"x": "_, t"}, padding="require")
+    for t in (3, 5):
+        close(ours(drawn(4, t)), jax.jit(f)(drawn(4, t)))

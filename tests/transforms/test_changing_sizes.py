@@ -896,6 +896,21 @@ def test_declared_sizes_may_be_divided_by_explicit_axes(name):
     assert "not padded" not in str(compiled.explain())
 
 
+def test_a_new_array_that_devices_divide_has_exact_sizes():
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,))
+
+    def f(x):
+        return jnp.zeros((4 * x.shape[0],), out_sharding=jax.P("x")) + 1
+
+    compiled = px.compile(f, dims={"x": "t"})
+    with jax.set_mesh(mesh):
+        for t in (5, 1, 6):
+            found, wanted = compiled(counting(t)), jax.jit(f)(counting(t))
+            same(found, wanted)
+            assert jax.typeof(found) == jax.typeof(wanted)
+    assert "the size 4 * t is divided among devices" in compiled.explain()
+
+
 def test_an_axis_of_an_explicit_mesh_may_have_one_device():
     mesh = jax.make_mesh((1, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
     f = px.compile(lambda x: x * 2, dims={"x": "t, 2*s"}, padding="require")

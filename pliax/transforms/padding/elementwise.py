@@ -10,8 +10,8 @@ from jax import lax
 
 from pliax.core.float_formulas import on_the_device
 
-from .layouts import Bucket, Factors, Padded, explicit_sharding, product, same
-from .rules import bind, refuse, rule, sizes_of
+from .layouts import Bucket, Factors, Padded, product, same
+from .rules import bind, explicit_sharding, refuse, rule, sizes_of
 
 
 _UNARY = """abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz
@@ -168,7 +168,8 @@ def iota(bucket: Bucket, eqn: Any, *sizes: Padded) -> Padded:
     if sizes:
         raise refuse(eqn, "its shape is an array")
     lengths, dtype = bucket.shape(shape), eqn.params["dtype"]
-    spread = explicit_sharding(eqn.params["sharding"], [(n,) for n in shape])
+    axes = [(bucket.size(n),) for n in shape]
+    spread = explicit_sharding(eqn, eqn.params["sharding"], axes)
     axis = eqn.params["dimension"]
     data = lax.broadcasted_iota(dtype, lengths, axis, out_sharding=spread)
     return bucket.simple(data, shape)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType
 
 from pliax.core.dims import Size
 from pliax.core.size_expressions import (
@@ -473,22 +473,6 @@ def choose(mask: Any, x: Any, other: Any) -> Any:
     if AxisType.Explicit in sharding.mesh.axis_types:
         mask = jax.sharding.reshard(mask, sharding)
     return lax.select(mask, x, other)
-
-
-def explicit_sharding(given: Any, axes: Sequence[Factors]) -> Any:
-    """Where an Explicit mesh is to have a new array, an axis by its first factor.
-
-    Args:
-        given: the sharding of the logical array; None anywhere else.
-        axes: the factors of each of its axes.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if given is None or given.mesh != mesh or AxisType.Explicit not in mesh.axis_types:
-        return None
-    spec = (*given.spec, *(None,) * len(axes))
-    factors = zip(spec, axes, strict=False)
-    places = [names if i == 0 else None for names, f in factors for i in range(len(f))]
-    return NamedSharding(mesh, PartitionSpec(*places))
 
 
 def product(factors: Factors) -> Any:

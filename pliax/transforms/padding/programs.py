@@ -22,9 +22,9 @@ from pliax.core.size_expressions import variables
 from pliax.core.unbacked import births
 
 from .interpreter import HIGHER_ORDER, run
-from .layouts import Bucket, Factors, Padded, explicit_sharding
+from .layouts import Bucket, Factors, Padded
 from .placements import placed
-from .rules import bind, refuse, rule
+from .rules import bind, explicit_sharding, refuse, rule
 
 
 _CALLS = {"jit": "jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr", "linear_call": "callee"}
@@ -191,7 +191,8 @@ def _valid_steps(
     """A loop with its end known at run time: no body ever sees a row of padding."""
     length = eqn.params["length"]
     count, physical = bucket.scalar(length), bucket.length(length)
-    ys = _rows_to_come(step, carry, xs, physical)
+    _, made = jax.eval_shape(lambda c, xs: step(c, [_row(x, 0) for x in xs]), carry, xs)
+    ys = [_rows_to_come(eqn, physical, y) for y in made]
 
     def body(state: Any) -> Any:
         i, carry, ys = state
@@ -205,18 +206,13 @@ def _valid_steps(
     return carry, ys
 
 
-def _rows_to_come(
-    step: Callable[..., Any], carry: list[Any], xs: list[Any], physical: int
-) -> list[Any]:
-    """Zeros, as many as the steps there may be, placed as what the steps make."""
-    _, made = jax.eval_shape(lambda c, xs: step(c, [_row(x, 0) for x in xs]), carry, xs)
-    return [_zeros((physical, *y.shape), y.dtype, y.sharding) for y in made]
-
-
-def _zeros(shape: tuple[int, ...], dtype: Any, of_row: Any) -> Any:
-    given = of_row and NamedSharding(of_row.mesh, P(None, *of_row.spec))
-    spread = explicit_sharding(given, [(n,) for n in shape])
-    return lax.full(shape, 0, dtype, sharding=spread)
+def _rows_to_come(eqn: Any, physical: int, row: Any) -> Any:
+    """Zeros, as many rows as there may be steps, placed as what a step makes."""
+    shape, given = (physical, *row.shape), row.sharding
+    if given is not None:
+        given = NamedSharding(given.mesh, P(None, *given.spec))
+    spread = explicit_sharding(eqn, given, [(n,) for n in shape])
+    return lax.full(shape, 0, row.dtype, sharding=spread)
 
 
 def _row(x: Any, place: Any) -> Any:

@@ -13,12 +13,15 @@ wrapped at the physical size where JAX clamps at the logical one.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
 from pliax.core._jax import bind_equation
 from pliax.core.dims import Size
 from pliax.core.manual_axes import vary, varying_axes
 from pliax.core.provenance import NOWHERE, Place, equation_place
 
-from .layouts import Bucket, Padded, UnrepresentableError
+from .layouts import Bucket, Factors, Padded, UnrepresentableError
 
 
 Rule = Callable[..., Padded | Sequence[Padded]]
@@ -101,6 +104,25 @@ def static(bucket: Bucket, value: Any) -> Any:
     if hasattr(value, "shape") and hasattr(value, "update") and has_size(value):
         return value.update(shape=static(bucket, value.shape))
     return value
+
+
+def explicit_sharding(eqn: Any, given: Any, axes: Sequence[Factors]) -> Any:
+    """Where an Explicit mesh is to have a new array, an axis by its first factor.
+
+    Args:
+        eqn: the equation, which is refused where such an axis is padded.
+        given: the sharding of the logical array; None anywhere else.
+        axes: the factors of each of its axes, symbolic where they are padded.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if given is None or given.mesh != mesh or AxisType.Explicit not in mesh.axis_types:
+        return None
+    pairs = list(zip((*given.spec, *(None,) * len(axes)), axes, strict=False))
+    for names, factors in pairs:
+        if names and any(isinstance(f, Size) for f in factors):
+            raise refuse(eqn, f"the size {factors[0]} is divided among devices")
+    places = [names if i == 0 else None for names, f in pairs for i in range(len(f))]
+    return NamedSharding(mesh, PartitionSpec(*places))
 
 
 def has_size(value: Any) -> bool:

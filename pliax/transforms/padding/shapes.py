@@ -9,8 +9,8 @@ from jax import lax
 
 from pliax.core.dims import Size
 
-from .layouts import Bucket, Factors, Padded, choose, explicit_sharding, product, same
-from .rules import bind, refuse, rule, sizes_of
+from .layouts import Bucket, Factors, Padded, choose, product, same
+from .rules import bind, explicit_sharding, refuse, rule, sizes_of
 
 
 @rule("broadcast_in_dim")
@@ -32,7 +32,7 @@ def broadcast_in_dim(bucket: Bucket, eqn: Any, x: Padded, *sizes: Padded) -> Pad
     places = [p for target in kept for p in range(ends[target], ends[target + 1])]
     lengths = bucket.shape([f for axis in axes for f in axis])
     data = lax.squeeze(x.data, dropped) if dropped else x.data
-    spread = explicit_sharding(eqn.params["sharding"], axes)
+    spread = explicit_sharding(eqn, eqn.params["sharding"], axes)
     data = lax.broadcast_in_dim(data, lengths, places, out_sharding=spread)
     fresh = [n for target, n in enumerate(shape) if target not in kept]
     is_whole = x.rank == 0 or not any(isinstance(n, Size) for n in fresh)
