@@ -241,10 +241,12 @@ def scan_by_size(kind: type, scanned: Callable[..., Any]) -> None:
         fn: Callable[..., Any], elems: Any, reverse: bool = False, axis: int = 0
     ) -> Any:
         shapes = [x.shape for x in jax.tree.leaves(elems)]
-        sizes = [s[axis] for s in shapes if -len(s) <= axis < len(s)]
-        is_one = sizes and all(n is sizes[0] for n in sizes)
-        if is_one and type(sizes[0]) is kind and len(sizes) == len(shapes):
-            return scanned(fn, elems, reverse, axis)
+        rank = len(shapes[0]) if shapes else 0
+        if -rank <= axis < rank:
+            sizes = [s[axis % rank] for s in shapes if len(s) > axis % rank]
+            is_one = len(sizes) == len(shapes) and all(n is sizes[0] for n in sizes)
+            if is_one and type(sizes[0]) is kind:
+                return scanned(fn, elems, reverse, axis)
         return scan(fn, elems, reverse, axis)
 
     for module in (_loops, jax.lax):
