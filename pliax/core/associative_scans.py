@@ -7,6 +7,10 @@ so for one element depends on none of those that follow, so the scan is that of 
 bucket; what ends in its padding is 0 and has no derivative. A slice of one element is
 among those that it combines. So the combination is traced once for that, and mapped
 along the axis, of which it knows nothing.
+
+A derivative in the padding of another axis, or in that of a captured array, may not be
+finite. Where it would be summed with others, by the derivatives of what combines along
+such an axis or captures, there is none in a bucket: 0 times infinity is NaN.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +22,7 @@ from jax import lax
 
 from .conditions import Condition, is_one
 from .evaluation import evaluate
-from .padded_calls import InBucket, padded_call
+from .padded_calls import InBucket, mentions_size, padded_call
 
 
 def scanned(combine: Callable[..., Any], elems: Any, reverse: bool, axis: int) -> Any:
@@ -60,9 +64,27 @@ def scanned(combine: Callable[..., Any], elems: Any, reverse: bool, axis: int) -
 
     types = [jax.typeof(x).update(weak_type=False) for x in leaves]
     args, name = (leaves, captured), "associative_scan"
-    found = padded_call(name, run, args, types, is_differentiable=True)
+    stays = not mentions_size(program.jaxpr) or is_elementwise(program.jaxpr)
+    moves = (stays,) * len(leaves) + (False,) * len(captured)
+    found = padded_call(name, run, args, types, is_differentiable=moves)
     found = [lax.rev(x, (axis,)) for x in found] if reverse else found
     return jax.tree.unflatten(tree, found)
+
+
+def is_elementwise(jaxpr: Any) -> bool:
+    """Whether a program computes each element of its results of those at its place."""
+    shapes = {tuple(map(str, v.aval.shape)) for v in (*jaxpr.invars, *jaxpr.outvars)}
+    computed = [v for eqn in jaxpr.eqns for v in (*eqn.invars, *eqn.outvars)]
+    shapes |= {tuple(map(str, v.aval.shape)) for v in computed}
+    names = {eqn.primitive.name for eqn in jaxpr.eqns}
+    return len(shapes - {()}) == 1 and names <= _ELEMENTWISE
+
+
+_ELEMENTWISE = {"abs", "add", "and", "convert_element_type", "copy", "cos", "div"}
+_ELEMENTWISE |= {"eq", "exp", "exp2", "expm1", "ge", "gt", "integer_pow", "le", "log"}
+_ELEMENTWISE |= {"log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not"}
+_ELEMENTWISE |= {"or", "pow", "rsqrt", "select_n", "sign", "sin", "sqrt", "square"}
+_ELEMENTWISE |= {"sub", "tanh", "xor"}
 
 
 def _keeps_weak_type(n: Any, leaves: Sequence[Any]) -> bool:

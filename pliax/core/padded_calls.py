@@ -100,7 +100,7 @@ def padded_call(
     args: Any,
     results: Any,
     *,
-    is_differentiable: bool = False,
+    is_differentiable: bool | tuple[bool, ...] = False,
 ) -> Any:
     """Calls a function that runs in a bucket, from a trace for symbolic sizes.
 
@@ -112,8 +112,9 @@ def padded_call(
         args: a tuple of pytrees of arrays.
         results: a pytree of `jax.ShapeDtypeStruct`, of symbolic shapes, or of types of
             arrays, which say where an Explicit mesh has them.
-        is_differentiable: whether JAX may differentiate the function where it is. Then
-            a cotangent of 0 in the padding of a result must be 0 times what is finite.
+        is_differentiable: whether JAX may differentiate the function where it is, or
+            of each leaf of `args` whether by that. Then a cotangent of 0 in the padding
+            of a result must be 0 times what is finite, or must stay in padding.
 
     Returns:
         Arrays of the shapes of `results`.
@@ -188,14 +189,16 @@ def _jvp(
     *,
     function: Any,
     tree: Any,
-    is_differentiable: bool,
+    is_differentiable: bool | tuple[bool, ...],
     **rest: Any,
 ) -> tuple[list[Any], list[Any]]:
     """The tangents are another call, linear in those that come in."""
-    if not is_differentiable:
+    moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
+    if isinstance(is_differentiable, bool):
+        is_differentiable = (is_differentiable,) * len(primals)
+    if not all(is_differentiable[i] for i in moving):
         name = rest["name"]
         raise NotImplementedError(f"{name} has no derivative in a bucket")
-    moving = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
 
     def derivative(bucket: Any, primals: Any, tangents: Any) -> Any:
         def of_moving(*xs: Any) -> Any:

@@ -87,12 +87,12 @@ def abstract(reading: Reading, leaf: int, value: Any, assumptions: Assumptions) 
     aval: Any = jax.typeof(value)
     if any(isinstance(n, str) for n in shape):
         shape = assumptions.known.parse(", ".join(map(str, shape)))
-        return aval.update(shape=shape, sharding=_explicit_sharding(aval, shape))
+        return aval.update(shape=shape, sharding=_learned_sharding(aval, shape))
     return aval
 
 
-def _explicit_sharding(aval: Any, shape: Sequence[Any]) -> Any:
-    """Where an Explicit mesh has an array; every such call's sizes divide there."""
+def _learned_sharding(aval: Any, shape: Sequence[Any]) -> Any:
+    """Where an Explicit mesh has an array, whose sizes are known to divide there."""
     sharding = aval.sharding
     if AxisType.Explicit not in sharding.mesh.axis_types:
         return None
