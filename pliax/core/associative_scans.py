@@ -73,18 +73,26 @@ def scanned(combine: Callable[..., Any], elems: Any, reverse: bool, axis: int) -
 
 def is_elementwise(jaxpr: Any) -> bool:
     """Whether a program computes each element of its results of those at its place."""
-    shapes = {tuple(map(str, v.aval.shape)) for v in (*jaxpr.invars, *jaxpr.outvars)}
     computed = [v for eqn in jaxpr.eqns for v in (*eqn.invars, *eqn.outvars)]
-    shapes |= {tuple(map(str, v.aval.shape)) for v in computed}
-    names = {eqn.primitive.name for eqn in jaxpr.eqns}
-    return len(shapes - {()}) == 1 and names <= _ELEMENTWISE
+    variables = (*jaxpr.invars, *jaxpr.outvars, *computed)
+    shapes = {tuple(map(str, v.aval.shape)) for v in variables} - {()}
+    return len(shapes) <= 1 and all(map(_is_elementwise, jaxpr.eqns))
 
 
-_ELEMENTWISE = {"abs", "add", "and", "convert_element_type", "copy", "cos", "div"}
-_ELEMENTWISE |= {"eq", "exp", "exp2", "expm1", "ge", "gt", "integer_pow", "le", "log"}
-_ELEMENTWISE |= {"log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not"}
-_ELEMENTWISE |= {"or", "pow", "rsqrt", "select_n", "sign", "sin", "sqrt", "square"}
-_ELEMENTWISE |= {"sub", "tanh", "xor"}
+def _is_elementwise(eqn: Any) -> bool:
+    if eqn.primitive.name in _CALLS:
+        inner = eqn.params[_CALLS[eqn.primitive.name]]
+        return is_elementwise(getattr(inner, "jaxpr", inner))
+    return eqn.primitive.name in _ELEMENTWISE
+
+
+_CALLS = {"custom_jvp_call": "call_jaxpr", "jit": "jaxpr"}
+_ELEMENTWISE = {"abs", "add", "and", "atan2", "ceil", "clamp", "convert_element_type"}
+_ELEMENTWISE |= {"copy", "cos", "cosh", "div", "eq", "erf", "exp", "exp2", "expm1"}
+_ELEMENTWISE |= {"floor", "ge", "gt", "integer_pow", "is_finite", "le", "log", "log1p"}
+_ELEMENTWISE |= {"logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pow"}
+_ELEMENTWISE |= {"rem", "round", "rsqrt", "select_n", "sign", "sin", "sinh", "sqrt"}
+_ELEMENTWISE |= {"square", "sub", "tan", "tanh", "xor"}
 
 
 def _keeps_weak_type(n: Any, leaves: Sequence[Any]) -> bool:
