@@ -4,9 +4,10 @@
 
 JAX combines slices of an axis, pairs first, then pairs of pairs. In which order it does
 so for one element depends on none of those that follow, so the scan is that of the
-bucket; what ends in its padding is 0 and has no derivative. A slice of one element is
-among those that it combines. So the combination is traced once for that, and mapped
-along the axis, of which it knows nothing.
+bucket; what ends in its padding is 0 and has no derivative. JAX asks for a combination
+that is "applied elementwise over the axis dimension" (`jax.lax.associative_scan`), of
+slices of any length. So it is traced once for slices of one element, and mapped along
+the axis.
 
 A derivative in the padding of another axis, or in that of a captured array, may not be
 finite. Where it would be summed with others, by the derivatives of what combines along
