@@ -725,7 +725,7 @@ def test_what_cannot_be_padded_runs_at_exact_sizes_and_says_why():
 
 
 def polynomial(x):
-    return jnp.polyval(x, 2.0)
+    return jnp.array_split(x, 2)[0]
 
 
 def test_what_jax_cannot_trace_for_all_sizes_is_traced_size_by_size():
@@ -733,8 +733,8 @@ def test_what_jax_cannot_trace_for_all_sizes_is_traced_size_by_size():
     for t in (3, 4, 3):
         same(f(counting(t)), polynomial(counting(t)))
     assert f.stats.compilations == 2
-    assert "not padded: traced size by size: TypeError: the size t has" in f.explain()
-    assert "in polynomial: return jnp.polyval(x, 2.0)" in f.explain()
+    assert "not padded: traced size by size: TypeError: the size t" in f.explain()
+    assert "in polynomial: return jnp.array_split(x, 2)[0]" in f.explain()
     with pytest.raises(px.PaddingRefused, match="in polynomial"):
         px.compile(polynomial, dims={"x": "t"}, padding="require")(counting(3))
 
