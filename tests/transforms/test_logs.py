@@ -164,12 +164,12 @@ def test_refusals_are_told_with_their_line(logged):
     (told,) = [x for x in logged("dynamic") if x.startswith("not padded: eigh")]
     assert told.endswith("spectrum: return jnp.linalg.eigvalsh(x @ x.T)")
 
-    def polynomial(x):
+    def first_half(x):
         return jnp.array_split(x, 2)[0]
 
-    px.compile(polynomial, dims={"x": "t"})(counting(3))
+    px.compile(first_half, dims={"x": "t"})(counting(3))
     (told,) = [x for x in logged("dynamic") if x.startswith("traced size by size")]
-    assert told.endswith("polynomial: return jnp.array_split(x, 2)[0]")
+    assert told.endswith("first_half: return jnp.array_split(x, 2)[0]")
 
 
 def test_sizes_divided_by_devices_are_told(logged, mesh_4x2):

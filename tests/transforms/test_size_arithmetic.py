@@ -175,7 +175,7 @@ def test_a_mistake_of_the_user_is_told_at_one_element_too():
 def test_sizes_that_are_equal_by_chance_hide_no_reason():
     def f(x, y):
         most = min(x.shape[0], y.shape[0])
-        return jnp.polyval(x[:most] + y[:most], 2.0)  # for integers only
+        return jnp.array_split(x[:most] + y[:most], 2)[0]  # for integers only
 
     compiled = px.compile(f, dims={"x": "s", "y": "t"})
     for s, t in [(6, 6), (4, 9), (3, 3)]:
