@@ -21,9 +21,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .conditions import Condition, is_one
+from .conditions import is_one, is_unknown
 from .evaluation import evaluate
 from .padded_calls import InBucket, mentions_size, padded_call
+from .primitives import is_elementwise
 
 
 def scanned(combine: Callable[..., Any], elems: Any, reverse: bool, axis: int) -> Any:
@@ -72,39 +73,13 @@ def scanned(combine: Callable[..., Any], elems: Any, reverse: bool, axis: int) -
     return jax.tree.unflatten(tree, found)
 
 
-def is_elementwise(jaxpr: Any) -> bool:
-    """Whether a program computes each element of its results of those at its place."""
-    computed = [v for eqn in jaxpr.eqns for v in (*eqn.invars, *eqn.outvars)]
-    variables = (*jaxpr.invars, *jaxpr.outvars, *computed)
-    shapes = {tuple(map(str, v.aval.shape)) for v in variables} - {()}
-    return len(shapes) <= 1 and all(map(_is_elementwise, jaxpr.eqns))
-
-
-def _is_elementwise(eqn: Any) -> bool:
-    if eqn.primitive.name in _CALLS:
-        inner = eqn.params[_CALLS[eqn.primitive.name]]
-        return is_elementwise(getattr(inner, "jaxpr", inner))
-    return eqn.primitive.name in _ELEMENTWISE
-
-
-_CALLS = {"custom_jvp_call": "call_jaxpr", "jit": "jaxpr"}
-_ELEMENTWISE = {"abs", "add", "and", "atan2", "ceil", "clamp", "convert_element_type"}
-_ELEMENTWISE |= {"copy", "cos", "cosh", "div", "eq", "erf", "exp", "exp2", "expm1"}
-_ELEMENTWISE |= {"floor", "ge", "gt", "integer_pow", "is_finite", "le", "log", "log1p"}
-_ELEMENTWISE |= {"logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pow"}
-_ELEMENTWISE |= {"rem", "round", "rsqrt", "select_n", "sign", "sin", "sinh", "sqrt"}
-_ELEMENTWISE |= {"square", "sub", "tan", "tanh", "xor"}
-
-
 def _keeps_weak_type(n: Any, leaves: Sequence[Any]) -> bool:
     """Whether JAX returns what it was given: a trace of its own, for weak types alone.
 
     What only the device knows is taken for more than one element.
     """
-    asked = n == 1
-    is_unknown = isinstance(asked, Condition) and not asked.assumptions.has_hints(asked)
     is_weak = any(jax.typeof(x).weak_type for x in leaves)
-    return is_weak and not is_unknown and is_one(n)
+    return is_weak and not is_unknown(n == 1) and is_one(n)
 
 
 def _traced(

@@ -42,14 +42,14 @@ class Collapses:
 
     Attributes:
         violation: the last error, which JAX may have swallowed.
-        collapsed: the weak sizes that became constants, in words.
+        notes: the weak sizes that became constants, in words.
     """
 
     def __init__(self, known: KnownSizes, owner: str):
         self._known = known
         self._owner = owner
         self.violation: ConstraintViolationError | None = None
-        self.collapsed: list[str] = []
+        self.notes: list[str] = []
         self._guarded: list[Condition] = []  # the equalities about one size
 
     def refuse(self, a: Any, b: Any, place: Place, reason: str = "") -> None:
@@ -61,8 +61,8 @@ class Collapses:
         if all(symbol.is_strong for symbol in symbols):
             needs = f"{a} == {b} ({reason})" if reason else f"{a} == {b}"
             self._violate(symbols, needs, fix_of(a, b, symbols), place)
-        self.collapsed.append(f"{in_words(a, b, symbols)}\n  at {place}")
-        dynamic_log.debug("%s: %s", self._owner, self.collapsed[-1])
+        self.notes.append(f"{in_words(a, b, symbols)}\n  at {place}")
+        dynamic_log.debug("%s: %s", self._owner, self.notes[-1])
 
     def refuse_multiples(self, condition: Condition, place: Place) -> None:
         """Neither may a strong size be a multiple of another, if it must be one."""

@@ -215,6 +215,12 @@ def known(condition: Any, frame: FrameType, owner: str) -> bool | None:
     return answer
 
 
+def is_unknown(asked: Any) -> bool:
+    """Whether only the device has the answer to a question about sizes."""
+    is_open = isinstance(asked, Condition)
+    return is_open and not asked.assumptions.has_hints(asked)
+
+
 def is_one(n: Any) -> bool:
     """Whether an axis has one element; a guard, and a trace of its own if so."""
     asked = n == 1

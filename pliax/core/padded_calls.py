@@ -113,8 +113,9 @@ def padded_call(
         results: a pytree of `jax.ShapeDtypeStruct`, of symbolic shapes, or of types of
             arrays, which say where an Explicit mesh has them.
         is_differentiable: whether JAX may differentiate the function where it is, or
-            of each leaf of `args` whether by that. Then a cotangent of 0 in the padding
-            of a result must be 0 times what is finite, or must stay in padding.
+            of each leaf of `args` whether by that. Then a cotangent of 0 in any
+            padding of a result must meet what is finite, or what it makes must stay in
+            padding: it must not be summed, for a captured array neither.
 
     Returns:
         Arrays of the shapes of `results`.

@@ -38,7 +38,7 @@ from ._jax import (
 )
 from .associative_scans import scanned
 from .callers import is_asked_by_jax, is_inside
-from .conditions import Condition, is_one, state, statically_known_true
+from .conditions import is_one, is_unknown, state, statically_known_true
 from .dims import Size, larger
 from .other_traces import is_for_the_user
 from .provenance import user_place
@@ -96,7 +96,7 @@ def shuffled(key: jax.Array, x: jax.Array, axis: int) -> jax.Array:
     found = one((key, x))
     for most in _MOST:
         is_wanted = x.size > most
-        if _is_unknown(is_wanted):
+        if is_unknown(is_wanted):
             found = lax.cond(is_wanted, one, lambda state: state, found)
         elif is_wanted:
             found = one(found)
@@ -155,12 +155,6 @@ def _ratio(x: Any) -> tuple[Any, int] | None:
     return (a, b) if abs(a) < 2**31 and b <= _DENOMINATORS else None
 
 
-def _is_unknown(asked: Any) -> bool:
-    """Whether only the device has the answer to a question about sizes."""
-    is_open = isinstance(asked, Condition)
-    return is_open and not asked.assumptions.has_hints(asked)
-
-
 def is_born(n: Size) -> bool:
     """Whether only the device knows how long an axis is."""
     return not variables(n) <= n.assumptions.known.hints.keys()
@@ -168,13 +162,13 @@ def is_born(n: Size) -> bool:
 
 def may_be_empty(n: Size) -> bool:
     """Whether only the device knows if an axis has elements."""
-    return _is_unknown(n == 0)
+    return is_unknown(n == 0)
 
 
 def require_some(n: Size, text: str) -> None:
     """Asserts at run time that an axis has elements, where only the device knows."""
     asked: Any = n >= 1
-    if _is_unknown(asked):
+    if is_unknown(asked):
         place = user_place(sys._getframe())
         state(asked, f"{text}\n  at {place}", place)
 

@@ -417,7 +417,7 @@ class CompiledFunction(Dispatched):
         notes = self._catalog.expected_waste()
         notes += dict.fromkeys(text for e in entries for text in e.reading.legend)
         notes += [f"guard: {g}" for g in dict.fromkeys(map(str, self.guards))]
-        collapsed = (x for t in self.traces for x in t.assumptions.collapses.collapsed)
+        collapsed = (x for t in self.traces for x in t.assumptions.collapses.notes)
         notes += [f"specialised: {text}" for text in dict.fromkeys(collapsed)]
         notes += [f"constant: {text}" for text in dict.fromkeys(self._catalog.fixed)]
         born = (text for e in entries if e.trace for text in e.trace.born_from_data)

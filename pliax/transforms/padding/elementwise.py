@@ -9,21 +9,11 @@ import numpy as np
 from jax import lax
 
 from pliax.core.float_formulas import on_the_device
+from pliax.core.primitives import ELEMENTWISE
 
 from .layouts import Bucket, Factors, Padded, product, same
 from .rules import bind, explicit_sharding, refuse, rule, sizes_of
 
-
-_UNARY = """abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz
-conj convert_element_type copy copy_p cos cosh digamma erf erf_inv erfc exp exp2
-expm1 floor imag integer_pow is_finite lgamma log log1p log2 logistic neg not
-one_minus_square population_count real reduce_precision round rsqrt sign sin sinh sqrt
-square stop_gradient tan tanh"""
-_NARY = """add add_any and atan2 clamp complex div eq eq_to ge gt igamma
-igamma_grad_a igammac le le_to lt lt_to max min mul mulhi ne nextafter or polygamma
-polynomial pow
-random_gamma_grad regularized_incomplete_beta rem select_n shift_left
-shift_right_arithmetic shift_right_logical sub xor zeta"""
 
 # What is folded where all operands' padding is known; no others, since NaN is not 0.
 _FOLDED = {"add": operator.add, "add_any": operator.add, "mul": operator.mul}
@@ -42,7 +32,7 @@ _ITERATED = {"igamma", "igamma_grad_a", "igammac", "random_gamma_grad"}
 _ITERATED |= {"regularized_incomplete_beta"}
 
 
-@rule(*_UNARY.split(), *_NARY.split())
+@rule(*ELEMENTWISE)
 def at_each_place(bucket: Bucket, eqn: Any, *operands: Padded) -> Padded:
     """Same place, same operation; scalars and axes of size 1 stand for whole ones."""
     sizes = [bucket.size(n) for n in sizes_of(eqn.outvars[0])]
