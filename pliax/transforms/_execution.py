@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import math
 import threading
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pliax.core._jax import is_tracing, with_first
 from pliax.core.dims import LARGEST
 from pliax.core.guards import Guard
 from pliax.core.unbacked import most, raise_failed, with_unbacked
@@ -108,7 +110,7 @@ class Entry:
 
 
 class Unvetted(Exception):  # noqa: N818  (no user sees it)
-    """JAX began to trace an executable for arguments nobody has looked at."""
+    """JAX is about to trace an executable for arguments nobody has looked at."""
 
 
 class _Vetting(threading.local):
@@ -126,7 +128,8 @@ class Plan:
         reason: why it was built.
         facts: of the call it was built for; None until it can be found.
         tally: where its costs are counted.
-        jitted: the function that JAX compiles and calls.
+        jitted: the function that JAX compiles.
+        called: what calls its executables.
         plain: the function without padding, in which JAX may look for NaN.
         name: the one that JAX gives its executables.
         checks: the errors of what it checks at run time.
@@ -139,6 +142,7 @@ class Plan:
     facts: Any = None
     tally: Any = None
     jitted: Any = None
+    called: Any = None
     plain: Any = None
     name: str = ""
     checks: tuple[str, ...] = ()
@@ -197,6 +201,7 @@ class Plan:
         body.__wrapped__ = f  # type: ignore[attr-defined]  # for JAX, which tells where
         behind = tuple(p + 1 if p >= 0 else p for p in donated)
         self.jitted = jax.jit(body, donate_argnums=behind)
+        self.called = with_first(self.jitted, refusal=Unvetted)
         self.plain = plain
 
     def _run(self, sizes: Any, args: tuple, kwargs: dict) -> Any:
@@ -230,7 +235,6 @@ class Plan:
         packed = jax.device_put(vector) if len(vector) else None
         return Bound(
             plan=self,
-            jitted=self.jitted,
             packed=packed,
             values=dict(values),
             calls=self.tally.part(*self._elements(values)),
@@ -273,12 +277,10 @@ class Bound:
     """A plan at exact sizes. What a call of a known size reads lies in one cache line.
 
     Attributes:
-        run: the executable, or what pads, runs it and cuts. The first argument is the
-            packed vector: a partial would take up to 1 us more with 100 arrays, in some
-            processes.
+        run: the executable at these sizes, or what pads, runs it and cuts.
+        execute: the executable at these sizes.
         packed: the named sizes; None where there are none.
         calls: what counts its calls.
-        jitted: the executable.
         plan: the executable's.
         values: the named sizes.
         paddings: the arguments that have to be padded.
@@ -289,9 +291,9 @@ class Bound:
     """
 
     run: Callable[..., Any] = dataclasses.field(init=False)
+    execute: Callable[..., Any] = dataclasses.field(init=False)
     packed: Any
     calls: Calls
-    jitted: Callable[..., Any]
     plan: Plan
     values: dict[str, int]
     paddings: tuple[Padding, ...]
@@ -303,17 +305,25 @@ class Bound:
     def __post_init__(self):
         self.is_checked = self.plan.is_checked
         has_work = self.paddings or self.cuts or self.is_checked
-        self.run = self._run if has_work else self.jitted
+        if has_work:  # one of many sizes, whose executable JAX knows by then
+            self.execute = functools.partial(self.plan.called, self.packed)
+            self.run = self._run
+        else:
+            jitted = self.plan.jitted
+            self.execute = with_first(jitted, self.packed, refusal=Unvetted)
+            self.run = self.execute
 
-    def _run(self, _: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         """What the dispatcher calls as it calls the executable."""
+        if is_tracing():
+            raise Unvetted
         return self.call(args, kwargs)
 
     def call(self, args: tuple, kwargs: dict) -> Any:
         """The results of one call, whose arguments are of these sizes."""
         given, named = self.pad(args, kwargs)
         try:
-            results = self.jitted(self.packed, *given, **named)
+            results = self.execute(*given, **named)
         except FloatingPointError:  # jax_debug_nans looks at padding, too
             args, kwargs = unmarked(args, kwargs)
             return self.plan.plain(*args, **kwargs)

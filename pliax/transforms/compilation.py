@@ -172,6 +172,7 @@ class CompiledFunction(Dispatched):
         donated = self._options.donated
         dispatch = dispatcher(
             tuple(self._forms.values()),
+            self.__wrapped__,
             mark=parameters.mark_static if parameters.static else None,
             unknown=self._call,
             grown=self._notice,
