@@ -170,7 +170,7 @@ def dispatcher(forms: Sequence[Form], f: Any, **ways: Any) -> Callable[..., Any]
     tables = {f"table{i}": form.table for i, form in enumerate(forms)}
     parts = _in_general(forms)
     if ways["mark"] is None and len(forms) == 1:
-        parts = _by_name(*forms, _parameters(f)) or parts
+        parts = _by_name(forms[0], _parameters(f)) or parts
     mark = "args, kwargs = mark(args, kwargs)" if ways["mark"] else ""
     source = _SOURCE.format(mark=mark, **parts)
     names: dict[str, Any] = tables | _NAMES | ways | {"known": parts["known"]}
