@@ -38,7 +38,7 @@ NEVER_LOADED = (
     "flax", "optax", "orbax", "rich", "matplotlib", "scipy.sparse.csgraph", "z3",
     "jax._src.pallas.mosaic_gpu", "jax.experimental.pallas.mosaic_gpu",
 )  # fmt: skip
-LONGEST_IMPORT = 0.35  # seconds beyond importing jax; it takes 0.15 where all is quiet
+LARGEST_SHARE = 0.4  # of what importing jax takes; 0.10 to 0.18, machines differ by 5
 
 
 def public(module):
@@ -99,8 +99,8 @@ def test_a_kernel_loaded_later_has_nothing_compiled_again_beside_a_plugin(
 
 def test_import_takes_little_beyond_jax():
     code = (
-        "import time, jax; start = time.process_time(); import pliax;"
-        "print(time.process_time() - start)"
+        "from time import process_time as now; start = now(); import jax;"
+        "loaded = now(); import pliax; print((now() - loaded) / (loaded - start))"
     )
-    # The fastest of several: other work on the machine only ever adds to it.
-    assert any(float(python(code)) < LONGEST_IMPORT for _ in range(6))
+    # The least of several: other work on the machine only ever adds to it.
+    assert any(float(python(code)) < LARGEST_SHARE for _ in range(6))
