@@ -1,6 +1,8 @@
 """Laws of the kernels in Triton, on NumPy: what the definition says, and no more read."""
 
 import sys
+from functools import cache
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,23 +22,38 @@ AUX = px.AuxRequest(lse=True, max_scores=True)
 SMALL = {"block_q": 16, "block_kv": 16, "bwd_block_q": 16, "bwd_block_kv": 16}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def on_numpy():
-    """As if the packages were installed, and the device one that they are for."""
-    loaded = ("triton", "triton_kernels", "triton_programs")
+LOADED = ("triton", "triton_kernels", "triton_programs")
+
+
+@cache
+def modules_on_numpy():
+    """What imports Triton, loaded once: annotations are checked by the first classes."""
+    names = [f"{attention.__name__}.{name}" for name in LOADED]
     with pytest.MonkeyPatch.context() as patch:
         for name, module in stand_in.modules().items():
             patch.setitem(sys.modules, name, module)
-        patch.setitem(sys.modules, "pliax.kernels._jax_triton", None)
-        del sys.modules["pliax.kernels._jax_triton"]  # loaded anew, with what is here
-        patch.setattr(triton_limits, "_refused_device", lambda: None)
-        from pliax.kernels.attention import triton
+        for name in ("pliax.kernels._jax_triton", *names):
+            patch.setitem(sys.modules, name, None)  # so that it is put back
+            del sys.modules[name]
+        loaded = dict(zip(LOADED, map(import_module, names), strict=True))
+    for name in LOADED:
+        delattr(attention, name)  # an import set it
+    return loaded
 
-        patch.setattr(triton, "is_nvidia", lambda: False)
+
+@pytest.fixture(autouse=True, scope="module")
+def on_numpy():
+    """As if the packages were installed, and the device one that they are for."""
+    with pytest.MonkeyPatch.context() as patch:
+        loaded = modules_on_numpy()
+        for name, module in loaded.items():
+            patch.setitem(sys.modules, module.__name__, module)
+            patch.setattr(attention, name, module, raising=False)
+        for name, module in stand_in.modules().items():
+            patch.setitem(sys.modules, name, module)
+        patch.setattr(triton_limits, "_refused_device", lambda: None)
+        patch.setattr(loaded["triton"], "is_nvidia", lambda: False)
         yield
-    for name in loaded:
-        delattr(attention, name)
-        del sys.modules[f"{attention.__name__}.{name}"]
     jax.clear_caches()
 
 
