@@ -663,7 +663,12 @@ def bind_equation(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
     return list(result) if eqn.primitive.multiple_results else [result]
 
 
-def with_first(jitted: Any, *first: Any, refusal: type[Exception]) -> Any:
+def with_first(
+    jitted: Any,
+    *first: Any,
+    refusal: type[Exception],
+    fits: Callable[[tuple, dict], bool] = lambda args, kwargs: True,
+) -> Any:
     """A function of `jax.jit`, whose executables it calls, with first arguments given.
 
     To JAX's dispatcher they are constants of the executable, which takes 0.15 us less
@@ -676,12 +681,14 @@ def with_first(jitted: Any, *first: Any, refusal: type[Exception]) -> Any:
     Args:
         jitted: the function.
         first: its first arguments.
-        refusal: raised in a transformation, of which such a call is never a part.
+        refusal: raised in a transformation, of which such a call is never a part, and
+            for arguments that do not fit.
+        fits: whether arguments that the dispatcher has not seen are for this function.
     """
     fun = functools.partial(jitted.__wrapped__, *first)
 
     def missed(*args: Any, **kwargs: Any) -> Any:
-        if is_tracing():
+        if is_tracing() or not fits(args, kwargs):
             raise refusal
         try:
             results, fast, again = jitted._cache_miss(*first, *args, **kwargs)

@@ -20,7 +20,7 @@ from pliax.core.unbacked import most, raise_failed, with_unbacked
 
 from ._buffers import Padding, cut_array, padder
 from ._donation import delete
-from ._families import Reading, magnitudes
+from ._families import Reading, magnitudes, sizes_of_leaves
 from ._kinds import unmarked
 from ._ledger import Calls
 from .padding.interpreter import run_whole
@@ -237,6 +237,7 @@ class Plan:
             plan=self,
             packed=packed,
             values=dict(values),
+            sizes=sizes_of_leaves([leaf for _, leaf in paths]),
             calls=self.tally.part(*self._elements(values)),
             paddings=tuple(paddings),
             pad=padder((args, kwargs), [path for path, _ in paths], paddings),
@@ -283,6 +284,7 @@ class Bound:
         calls: what counts its calls.
         plan: the executable's.
         values: the named sizes.
+        sizes: all, in the order of the flat arguments.
         paddings: the arguments that have to be padded.
         pad: what does that, given those by position and those by name.
         cuts: the valid shapes of results that have to be cut, by number.
@@ -296,6 +298,7 @@ class Bound:
     calls: Calls
     plan: Plan
     values: dict[str, int]
+    sizes: tuple[int, ...]
     paddings: tuple[Padding, ...]
     pad: Callable[[tuple, dict], tuple[tuple, dict]]
     cuts: dict[int, tuple[int, ...]]
@@ -310,8 +313,21 @@ class Bound:
             self.run = self._run
         else:
             jitted = self.plan.jitted
-            self.execute = with_first(jitted, self.packed, refusal=Unvetted)
+            self.execute = with_first(
+                jitted, self.packed, refusal=Unvetted, fits=self._fits
+            )
             self.run = self.execute
+
+    @property
+    def tells_sizes(self) -> bool:
+        """Whether `run` itself refuses arrays of other sizes."""
+        return self.run is self.execute
+
+    def _fits(self, args: tuple, kwargs: dict) -> bool:
+        try:
+            return sizes_of_leaves(jax.tree.leaves((args, kwargs))) == self.sizes
+        except Exception:  # no arrays: the long way tells the user so
+            return False
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         """What the dispatcher calls as it calls the executable."""

@@ -47,6 +47,9 @@ class Stats:
     groups: Mapping[str, "Stats"] = MappingProxyType({})
 
 
+_LONGEST_WAIT = 1023
+
+
 @dataclasses.dataclass(slots=True)
 class Calls:
     """The calls of one executable at one choice of exact sizes.
@@ -81,6 +84,11 @@ class Calls:
         return self.due - self.untimed
 
     @property
+    def are_many(self) -> bool:
+        """Whether the dispatcher serves a thousand before it times the next."""
+        return self.untimed >= _LONGEST_WAIT
+
+    @property
     def count(self) -> int:
         """Calls that returned."""
         return self.short + self.long
@@ -94,7 +102,7 @@ class Calls:
         """Notes one that was timed: the 1st, 3rd, 5th, 9th, ..., then each 1024th."""
         self.short_seconds = self._seconds_until_now()
         self.latest = self.short, seconds
-        wait = min(max(self.short - 1, 1), 1023)
+        wait = min(max(self.short - 1, 1), _LONGEST_WAIT)
         self.untimed += wait
         self.due += wait + 1
 

@@ -5,11 +5,20 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import pliax as px
 from pliax.core._jax import with_first
+from pliax.transforms import _ledger
+
+
+@pytest.fixture(autouse=True, params=[1023, 1], ids=["searched", "guessed"])
+def longest_wait(request, monkeypatch):
+    """After how many calls what served them is tried first."""
+    monkeypatch.setattr(_ledger, "_LONGEST_WAIT", request.param)
 
 
 def python_of_jax(call):
@@ -44,6 +53,52 @@ def warm():
     for _ in range(4):
         f(w, x)
     return f, lambda: f(w, x)
+
+
+def test_a_wrong_guess_slows_no_later_call(warm):
+    f, call = warm
+    for _ in range(4):
+        f(jnp.float32(2), jnp.ones(16))
+    for _ in range(4):
+        call()
+    assert f(jnp.float32(2), jnp.ones(16)) == 32
+    assert python_of_jax(call) == []
+
+
+def with_guesses(**options):
+    """A function of many kinds of arguments, and what it is without px.compile."""
+
+    def f(w, x, unread, number):
+        total = w * x.astype(jnp.float32).sum()
+        return total + 100 * unread.shape[0] + number
+
+    return px.compile(f, **options), f
+
+
+SIZES = {"x": {0: px.Dim("n", max=16)}, "unread": {0: px.Dim("m", max=16)}}
+CALLS = st.lists(
+    st.tuples(
+        st.sampled_from([jnp.float32(2), np.float32(3), 1.5]),
+        st.sampled_from([np.ones(8, np.float32), jnp.ones(8, int), jnp.ones(5)]),
+        st.sampled_from([8, 5]),
+        st.sampled_from([1, 2, 1.0]),
+        st.integers(1, 6),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize("options", [{"dims": SIZES}, {"dynamic": True}, {}])
+@given(calls=CALLS)
+def test_calls_in_any_order_are_the_function_s_and_are_counted(options, calls):
+    compiled, f = with_guesses(**options)
+    for w, x, m, number, times in calls:
+        args = w, x, jnp.ones(m), number
+        wanted = float(f(*args))
+        for _ in range(times):
+            assert float(compiled(*args)) == wanted
+    assert compiled.stats.calls == sum(times for *_, times in calls)
 
 
 def test_a_call_of_known_sizes_runs_no_python_of_jax(warm):
