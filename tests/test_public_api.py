@@ -1,6 +1,7 @@
 """The names users write are frozen: adding or removing one is a decision."""
 
 import inspect
+import os
 import subprocess
 import sys
 import types
@@ -77,7 +78,11 @@ def test_compile_takes_nothing_as_static_and_donates_nothing_by_default():
 
 def python(code):
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    keeping = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}  # as an installed package is
+    run = subprocess.run(
+        command, check=True, capture_output=True, text=True, env=keeping
+    )
+    return run.stdout
 
 
 def test_import_loads_nothing_heavy():

@@ -104,10 +104,8 @@ def test_a_gram_matrix_is_symmetric_where_products_are_exact(
     C = formula(Y)
     actual = symmetric_matmul(X, C, **factors, **options)
     np.testing.assert_array_equal(actual, actual.mT)
-    np.testing.assert_array_equal(
-        actual,
-        formula(*(x.astype(jnp.float32) for x in (X, C)), **factors).astype(dtype),
-    )
+    X, C = (x.astype(jnp.float32) for x in (X, C))
+    np.testing.assert_array_equal(actual, formula(X, C, **factors).astype(dtype))
 
 
 @settings(max_examples=4)
