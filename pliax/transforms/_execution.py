@@ -379,4 +379,10 @@ def _inputs(
     bucket: Bucket, trace: SymbolicTrace, leaves: Sequence[Any]
 ) -> list[Padded]:
     pairs = zip(trace.inputs, trace.jaxpr.invars, strict=True)
-    return [bucket.simple(jnp.asarray(leaves[i]), v.aval.shape) for i, v in pairs]
+    return [bucket.simple(_as_array(leaves[i]), v.aval.shape) for i, v in pairs]
+
+
+def _as_array(leaf: Any) -> Any:
+    return (
+        leaf if isinstance(jax.typeof(leaf), jax.ref.AbstractRef) else jnp.asarray(leaf)
+    )

@@ -335,5 +335,5 @@ def sizes_of_leaves(leaves: Sequence[Any]) -> tuple[int, ...]:
 
 
 def is_integer(leaf: Any) -> bool:
-    """Whether an argument is a Python integer, which is a size and not an array."""
+    """Whether an argument is a Python integer, which is a size; a bool is an array."""
     return type(leaf) is int

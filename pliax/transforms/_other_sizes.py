@@ -15,6 +15,7 @@ from pliax.core.dims import LARGEST, Size
 from pliax.core.guards import Assumptions
 from pliax.core.size_expressions import evaluate
 
+from ._families import is_integer
 from ._leaves import on_leaves
 from .specialization import holds
 
@@ -32,7 +33,7 @@ def error_at(
     """What JAX raises where the named sizes of a program have these values."""
     leaves, tree = jax.tree.flatten(make_args(assumptions))
     known = [evaluate(x, sizes) if isinstance(x, Size) else x for x in leaves]
-    places = [i for i, x in enumerate(known) if not isinstance(x, int)]
+    places = [i for i, x in enumerate(known) if not is_integer(x)]
     flat = on_leaves(f, known, tree, places)
 
     def plain(x: Any) -> Any:
