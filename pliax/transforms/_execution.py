@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ref import AbstractRef
 
 from pliax.core._jax import is_tracing, with_first
 from pliax.core.dims import LARGEST
@@ -383,6 +384,4 @@ def _inputs(
 
 
 def _as_array(leaf: Any) -> Any:
-    return (
-        leaf if isinstance(jax.typeof(leaf), jax.ref.AbstractRef) else jnp.asarray(leaf)
-    )
+    return leaf if isinstance(jax.typeof(leaf), AbstractRef) else jnp.asarray(leaf)
