@@ -217,7 +217,9 @@ def test_wrong_arguments_are_told_as_python_tells_them(calls):
     assert f(w, x) == 16
 
 
-@pytest.mark.parametrize("name", ["bound", "calls", "leaf", "table0", "unknown"])
+@pytest.mark.parametrize(
+    "name", ["again", "bound", "globals", "latest", "leaf", "table0", "unknown"]
+)
 def test_parameters_may_have_any_name(name):
     names = {}
     exec(f"def f(x, {name}): return x.sum() * {name}", names)
