@@ -54,6 +54,7 @@ from jax._src.numpy import (
     lax_numpy as _lax_numpy,
     polynomial as _polynomial,
     setops as _setops,
+    ufuncs as _ufuncs,
     window_functions as _window_functions,
 )
 from jax._src.random import core as _random
@@ -432,6 +433,28 @@ def wrap_by_size(kind: type) -> None:
         return array
 
     _lax_numpy._pad_wrap = padded
+
+
+def power_by_size(kind: type, powered: Callable[[Any, Any], Any]) -> None:
+    """Has powers of integer arrays read all bits of a size: JAX reads 6 of a tracer."""
+    array: Any = _core.ShapedArray
+    power, operate = _ufuncs.power, array._pow
+
+    @functools.wraps(power)
+    def by_size(x1: Any, x2: Any, /) -> Any:
+        is_whole = type(x2) is kind and not _is_inexact(x1)
+        return powered(x1, x2) if is_whole else power(x1, x2)
+
+    def operated(x1: Any, x2: Any) -> Any:
+        return by_size(x1, x2) if type(x2) is kind else operate(x1, x2)
+
+    _ufuncs.power = jnp.power = by_size
+    array._pow = staticmethod(operated)
+    setattr(_ArrayImpl, "__pow__", operated)  # noqa: B010  (pyright knows its own)
+
+
+def _is_inexact(x: Any) -> bool:
+    return jnp.issubdtype(jax.dtypes.result_type(x), jnp.inexact)
 
 
 def split_by_size(kind: type, is_born: Callable[[Any], bool]) -> None:

@@ -347,6 +347,8 @@ def _arithmetic(operation: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     if is_real(a) or is_real(b):
         return combine(_NAMES[operation], a, b)
     refuse_short((a, b), asker())
+    if operation is operator.pow:
+        return jnp.power(_array_of(a), b)
     return operation(_array_of(a), _array_of(b))
 
 

@@ -26,6 +26,7 @@ from ._jax import (
     indices_by_size,
     iterate_by_size,
     look_into_arrays,
+    power_by_size,
     roll_by_size,
     scan_by_size,
     search_by_size,
@@ -34,12 +35,13 @@ from ._jax import (
     split_by_size,
     squeeze_by_size,
     unique_by_size,
+    weakly_typed_as,
     wrap_by_size,
 )
 from .associative_scans import scanned
 from .callers import is_asked_by_jax, is_inside
 from .conditions import is_one, is_unknown, state, statically_known_true
-from .dims import Size, larger
+from .dims import LARGEST, Size, larger
 from .other_traces import is_for_the_user
 from .provenance import user_place
 from .reals import Real
@@ -185,6 +187,23 @@ def constant(indices: Any, n: Size) -> jax.Array:
     return lax.convert_element_type(n.dimension_as_value(), dtype)
 
 
+def powered(x: Any, n: Size) -> jax.Array:
+    """Integers to the power of a size, by squares; they wrap where they overflow.
+
+    JAX reads 6 bits of an exponent that is an array: 64 is 0 to it. Of an integer, as
+    which a size is here, it multiplies as often as there are bits.
+    """
+    if not n >= 0:
+        return jnp.power(x, n.__index__())  # JAX's error
+    base = jnp.asarray(x)
+    base = base.astype(jnp.int32) if base.dtype == bool else base
+    exponent, power, square = n.dimension_as_value(), jnp.ones_like(base), base
+    for bit in range(LARGEST.bit_length()):
+        power = jnp.where((exponent >> bit) & 1 == 1, power * square, power)
+        square = square * square
+    return weakly_typed_as(power, base.aval)
+
+
 def rows(n: Size) -> int:
     """How many rows an array has that somebody iterates over."""
     return n.assumptions.values.as_integer(n, "by iteration", sys._getframe())
@@ -216,5 +235,6 @@ axis_size_by_size(Size)
 split_by_size(Size, is_born)
 indices_by_size(Size)
 wrap_by_size(Size)
+power_by_size(Size, powered)
 unique_by_size(Size, require_some, is_empty)
 iterate_by_size(Size, rows)

@@ -30,6 +30,7 @@ import numpy as np
 
 from pliax.core._jax import call_context, is_tracing
 from pliax.core.dims import Size
+from pliax.core.provenance import calling_place
 from pliax.core.ragged import with_constants
 from pliax.core.unbacked import NeedsSizesError, tracing_context
 
@@ -62,6 +63,10 @@ from .specialization import range_text
 from .tracing import SymbolicTrace, validate_if_asked
 
 
+_CONVERTS = (
+    "among them is a class whose constructor converts what it is given, so that only "
+    "arrays can be in it. Let what rebuilds it for jax.tree_util keep what it is given"
+)
 _NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 
 
@@ -196,7 +201,10 @@ class CompiledFunction(Dispatched):
         key = (structure, call_context(), kinds)
         bound = self._known.get((key, sizes))
         if bound is None:
-            if jax.config.jax_disable_jit or not hold_descriptions(structure, leaves):
+            if jax.config.jax_disable_jit:
+                return self._call_plainly(args, kwargs)
+            if not hold_descriptions(structure, leaves):
+                self._refuse_if_required(_CONVERTS)
                 return self._call_plainly(args, kwargs)
             bound = self._bind_once(_Call(key, sizes, args, kwargs))
         try:
@@ -204,6 +212,10 @@ class CompiledFunction(Dispatched):
         except Unlike:  # the same sizes, but devices cannot divide their bucket
             bound = self._bind_anew(_Call(key, sizes, args, kwargs))
             return self._timed_call(bound, args, kwargs)
+
+    def _refuse_if_required(self, reason: str) -> None:
+        if self._options.padding == "require":
+            raise PaddingRefused("arguments", reason, calling_place())
 
     def _timed_call(self, bound: Bound, args: tuple, kwargs: dict) -> Any:
         start = perf_counter()

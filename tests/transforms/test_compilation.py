@@ -218,6 +218,9 @@ def test_containers_that_convert_what_they_hold_are_served_as_by_jit():
     for n in (3, 4, 5):
         np.testing.assert_array_equal(f(Converting(np.ones(n))), 2 * np.ones(n))
     assert "of classes that hold nothing but arrays" in f.explain()
+    required = px.compile(f.__wrapped__, padding="require")
+    with pytest.raises(px.PaddingRefused, match=r"converts(.|\n)*test_compilation.py"):
+        required(Converting(np.ones(3)))
 
 
 def test_prng_keys():

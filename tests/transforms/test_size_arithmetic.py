@@ -598,3 +598,31 @@ def test_a_size_born_from_data_meets_short_integers_that_hold_its_bound():
         np.testing.assert_array_equal(compiled(x), x[x > 0][I8])
     with pytest.raises(ValueError, match="Convert what it meets to int32"):
         compiled(counting(128))
+
+
+FEW = np.arange(5, dtype=np.int32)
+POWERS = {
+    "array": lambda x: x ** x.shape[0],
+    "power": lambda x: jnp.power(x, x.shape[0] // 2),
+    "pow": lambda x: jnp.pow(x[:4], 2 * x.shape[0]),
+    "truths": lambda x: (x > 3) ** x.shape[0],
+    "scalar": lambda x: (jnp.int8(3) ** x.shape[0]).astype(x.dtype) + x,
+    "integer": lambda x: jnp.power(3, x.shape[0]) + x,
+    "NumPy's": lambda x: (FEW ** x.shape[0]).astype(x.dtype) + x[:1],
+}
+
+
+@pytest.mark.parametrize("f", POWERS.values(), ids=POWERS)
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32])
+def test_powers_of_integer_arrays_wrap_as_those_by_an_integer_do(f, dtype):
+    """Also by 64 and more, of which JAX reads 6 bits where an array holds them."""
+    make = lambda n: (np.arange(n) - 2).astype(dtype)  # noqa: E731
+    agree(f, (5, 31, 63, 64, 65, 130, 257), make, dims={"x": "t"})
+
+
+def test_an_integer_array_to_a_negative_power_is_the_error_that_jax_has():
+    compiled = px.compile(lambda x, n: x**n)
+    for n in (2, 70):
+        np.testing.assert_array_equal(compiled(jnp.arange(4), n), jnp.arange(4) ** n)
+    with pytest.raises(TypeError, match="negative powers"):
+        compiled(jnp.arange(4), -1)
