@@ -180,14 +180,13 @@ def dispatcher(forms: Sequence[Form], f: Any, **ways: Any) -> Callable[..., Any]
     """
     forms = forms[-_FORMS:]
     tables = {f"table{i}": form.table for i, form in enumerate(forms)}
-    parts, names = _in_general(forms), {}
+    parts = _in_general(forms)
     if ways["mark"] is None and len(forms) == 1:
         parts = _by_name(forms[0], _parameters(f)) or parts
-    if parts["guess"] != "None":
-        names["latest"] = None
     mark = "args, kwargs = mark(args, kwargs)" if ways["mark"] else ""
     source = _SOURCE.format(mark=mark, **parts)
-    names |= tables | _NAMES | ways | {"known": parts["known"]}
+    names: dict[str, Any] = {"latest": None, "known": parts["known"]}
+    names |= tables | _NAMES | ways
     exec(compile(source, _FILE, "exec"), names)
     function = names["__call__"]
     function.__name__ = function.__qualname__ = describe_callable(f)
@@ -290,7 +289,7 @@ def timed(bound: Any, args: tuple, kwargs: dict, names: dict[str, Any]) -> Any:
         bound.calls.timed_one(seconds)
     else:
         bound.calls.due += 1
-    if "latest" in names and bound.calls.are_many and bound.tells_sizes:
+    if bound.calls.are_many and bound.tells_sizes:
         names["latest"] = bound
     return results
 

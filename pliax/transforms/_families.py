@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pliax.core.dims import LARGEST
+from pliax.core.dims import LARGEST, Size
 from pliax.core.known_sizes import Symbol
 from pliax.core.size_expressions import evaluate_text
 
@@ -337,3 +337,8 @@ def sizes_of_leaves(leaves: Sequence[Any]) -> tuple[int, ...]:
 def is_integer(leaf: Any) -> bool:
     """Whether an argument is a Python integer, which is a size; a bool is an array."""
     return type(leaf) is int
+
+
+def is_number(leaf: Any) -> bool:
+    """Whether it is an integer to a program: Python's, or a size of an outer one."""
+    return is_integer(leaf) or isinstance(leaf, Size)

@@ -29,7 +29,6 @@ import jax
 import numpy as np
 
 from pliax.core._jax import call_context, is_tracing
-from pliax.core.dims import Size
 from pliax.core.provenance import calling_place
 from pliax.core.ragged import with_constants
 from pliax.core.unbacked import NeedsSizesError, tracing_context
@@ -48,7 +47,7 @@ from ._decisions import function_name, read_decisions
 from ._dispatch import Dispatched, Form, accessor, dispatcher
 from ._donation import are_donated, note_deleted
 from ._execution import Bound, Plan
-from ._families import Family, is_integer, sizes_of_leaves
+from ._families import Family, is_number, sizes_of_leaves
 from ._garbage import garbage_left_alone, garbage_searched
 from ._inside import run_inside
 from ._kinds import hold_descriptions, kind, marks_of, unmarked
@@ -237,7 +236,7 @@ class CompiledFunction(Dispatched):
                 owner = self._parameters.owner
                 return run_inside(self._counted, args, kwargs, owner)
             except Exception:  # JAX's tracers of integers are no indices, for example
-                if not (is_tracing() and any(_is_number(x.value) for x in leaves)):
+                if not (is_tracing() and any(is_number(x.value) for x in leaves)):
                     raise
             return self._counted(*args, **kwargs)
 
@@ -569,10 +568,6 @@ def _count_traces(f: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:
     body.__doc__ = f.__doc__
     body.__wrapped__ = f  # pyright: ignore[reportFunctionMemberAccess]
     return body
-
-
-def _is_number(leaf: Any) -> bool:
-    return is_integer(leaf) or isinstance(leaf, Size)
 
 
 def _group(ranges: Mapping[str, tuple[int, int]], facts: Any) -> str:

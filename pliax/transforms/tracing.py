@@ -40,7 +40,7 @@ from pliax.core.unbacked import (
     tracing_context,
 )
 
-from ._families import is_integer
+from ._families import is_number
 from ._leaves import on_leaves
 from ._other_sizes import error_at, other_sizes
 from ._result_trees import without_sizes
@@ -256,8 +256,7 @@ def trace_under(
     """Traces f once; what it asks of sizes is put to these assumptions."""
     leaves, tree = jax.tree.flatten(make_args(assumptions))
     owner = assumptions.owner
-    is_array = [not (is_integer(x) or isinstance(x, Size)) for x in leaves]
-    inputs = [i for i, found in enumerate(is_array) if found]
+    inputs = [i for i, x in enumerate(leaves) if not is_number(x)]
     out_trees = []
 
     def call(*args: Any, **kwargs: Any) -> list[Any]:
