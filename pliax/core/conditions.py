@@ -206,9 +206,9 @@ def known(condition: Any, frame: FrameType, owner: str) -> bool | None:
     """As `proven`, for a frame that goes on with the answer: it is put on record.
 
     Raises:
-        TypeError: where the condition is an array without a truth value.
+        TypeError: where it is no condition, or an array without a truth value.
     """
-    _refuse_arrays(condition, owner)
+    _refuse_others(condition, owner)
     answer = proven(condition)
     if answer is not None and isinstance(condition, Condition):
         condition.assumptions.record(condition, answer, frame)
@@ -229,10 +229,16 @@ def is_one(n: Any) -> bool:
     return asked.assumptions.decide(asked, sys._getframe(), may_collapse=True)
 
 
-def _refuse_arrays(condition: Any, owner: str) -> None:
-    """Refuses an array of several elements, or one of which only the device knows."""
-    if not isinstance(condition, jax.Array | np.ndarray):
+def _refuse_others(condition: Any, owner: str) -> None:
+    """Refuses what has no truth value, or one that only the device knows."""
+    if _is_decidable(condition):
         return
+    if not isinstance(condition, jax.Array | np.ndarray):
+        raise TypeError(
+            f"{owner}: the condition is {condition!r} of type "
+            f"{type(condition).__name__}.\nPass a comparison, x.shape[0] > 3 for "
+            "example, or a bool."
+        )
     if condition.size == 1 and not isinstance(condition, Tracer):
         return
     raise TypeError(
@@ -294,7 +300,7 @@ def sym_or(*conditions: Any) -> Any:
 def _joined(operation: str, conditions: tuple[Any, ...]) -> Any:
     decisive = operation == "or"
     for condition in conditions:
-        _refuse_arrays(condition, f"px.sym_{operation}")
+        _refuse_others(condition, f"px.sym_{operation}")
     known = [c for c in conditions if not isinstance(c, Condition)]
     if any(bool(c) is decisive for c in known):
         return decisive

@@ -24,10 +24,12 @@ class Placement:
     Attributes:
         dims: what the user says of named sizes.
         seen: how many calls of earlier runs had which sizes, by name.
+        owner: the function that errors name.
     """
 
     dims: Mapping[str, Dim]
     seen: Mapping[str, Mapping[int, int]]
+    owner: str
     _tables: dict[Any, Buckets] = dataclasses.field(default_factory=dict)
 
     def special(self, sizes: Mapping[str, int]) -> tuple[str, int] | None:
@@ -56,7 +58,7 @@ class Placement:
         key = name, symbol.low, symbol.high
         table = self._tables.get(key)
         if table is None:
-            table = buckets_of(dim, symbol, self._smoothed(symbol))
+            table = buckets_of(dim, symbol, self._smoothed(symbol), self.owner)
             self._tables[key] = table
         low, high = table.interval(size)
         low = max(low, symbol.low)

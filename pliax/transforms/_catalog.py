@@ -73,7 +73,8 @@ class Catalog:
     needs_sizes: bool = False
 
     def __post_init__(self):
-        self.buckets = Placement(self.sizes.dims, self.decisions.sizes)
+        owner = self.parameters.owner
+        self.buckets = Placement(self.sizes.dims, self.decisions.sizes, owner)
 
     @property
     def entries(self) -> list[Entry]:
@@ -138,21 +139,31 @@ class Catalog:
         high = min((h for h in (symbol.high, high) if h is not None), default=None)
         return dataclasses.replace(symbol, low=max(symbol.low, low), high=high)
 
-    def check_dims(self, sizes: Mapping[str, int]) -> None:
-        """Refuses sizes that the user's Dims and conditions exclude."""
+    def check_dims(self, found: Mapping[str, tuple[int, str]]) -> None:
+        """Refuses sizes that the user's Dims and conditions exclude.
+
+        Args:
+            found: the named sizes, each with the argument that it was read off. Those
+                of an outer trace that are not known yet are its affair.
+        """
+        sizes = {name: n for name, (n, _) in found.items() if isinstance(n, int)}
         for name, size in sizes.items():
             dim = self.sizes.dims.get(name)
             if dim is not None and size and not dim.holds(size):
                 raise ValueError(
-                    f"{self.parameters.owner}: {name} is {size}, but Dim({name!r}) "
-                    f"says {dim.description}.\nPass another size, or widen the Dim."
+                    f"{self.parameters.owner}: {name} is {size} in "
+                    f"`{found[name][1]}`, but Dim({name!r}) says {dim.description}.\n"
+                    "Pass another size, or widen the Dim."
                 )
         for text in self.options.constraints:
             if not specialization.holds(text, sizes):
+                values = (
+                    f"{name} = {size} in `{found[name][1]}`"
+                    for name, size in sorted(sizes.items())
+                )
                 raise ValueError(
                     f"{self.parameters.owner}: where says {in_python(text)}, but "
-                    f"{', '.join(f'{n} = {s}' for n, s in sorted(sizes.items()))}."
-                    "\nPass other sizes, or drop the condition."
+                    f"{', '.join(values)}.\nPass other sizes, or drop the condition."
                 )
 
     def entry(

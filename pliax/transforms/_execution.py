@@ -359,12 +359,14 @@ class Bound:
 
 def _signature(f: Callable[..., Any]) -> inspect.Signature:
     """The user's, behind an argument of ours: JAX finds donated names in it."""
-    kind = inspect.Parameter
+    kind, ours = inspect.Parameter, "_sizes"
     try:
         theirs = list(inspect.signature(f).parameters.values())
     except (TypeError, ValueError):
         theirs = [kind("args", kind.VAR_POSITIONAL), kind("kwargs", kind.VAR_KEYWORD)]
-    return inspect.Signature([kind("_sizes", kind.POSITIONAL_ONLY), *theirs])
+    while any(ours == parameter.name for parameter in theirs):
+        ours = f"_{ours}"
+    return inspect.Signature([kind(ours, kind.POSITIONAL_ONLY), *theirs])
 
 
 def _with_constants(leaves: Sequence[Any], reading: Reading) -> list[Any]:

@@ -226,7 +226,9 @@ class CompiledFunction(Dispatched):
     def _call_plainly(self, args: tuple, kwargs: dict) -> Any:
         args, kwargs = unmarked(args, kwargs)
         leaves = self._check_leaves(args, kwargs)
-        group = group_of(self._sizes.read(leaves))
+        sizes = self._sizes.read(leaves)
+        self._catalog.check_dims({n: (s, x.name) for n, (s, x) in sizes.items()})
+        group = group_of(sizes)
         with self._ledger.calling(self._ledger.uncached(group)):
             try:
                 return self._plain(*args, **kwargs)
@@ -260,8 +262,7 @@ class CompiledFunction(Dispatched):
 
     def _bind(self, call: _Call) -> Bound:
         facts = self._facts(call.args, call.kwargs)
-        named = {name: size for name, (size, _) in facts.sizes.items()}
-        self._catalog.check_dims(named)
+        self._catalog.check_dims(facts.sizes)
         family = self._catalog.family(call.key, call.args, call.kwargs)
         entry, values = self._catalog.entry(
             family, call.sizes, call.args, call.kwargs, (facts, self._all_facts())

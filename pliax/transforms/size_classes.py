@@ -94,7 +94,7 @@ class SizeClasses:
 def infer_sizes(
     f: Callable[..., Any],
     *args: Any,
-    dims: Mapping[str, Any],
+    dims: Mapping[str, Any] | None = None,
     where: Any = (),
     limit: int = 64,
     **kwargs: Any,
@@ -123,7 +123,7 @@ def infer_sizes(
 
     Raises:
         ImportError: where Z3 is missing: `pip install "pliax[verify]"`.
-        TypeError: where an argument is missing, or one too many.
+        TypeError: where an argument is missing, or one too many, or dims is.
         ValueError: where dims does not fit the arguments, or no sizes satisfy `where`.
 
     Examples:
@@ -143,6 +143,11 @@ def infer_sizes(
     owner = f"px.infer_sizes({describe_callable(f)})"
     if not callable(f):
         raise TypeError(f"{owner}: {f!r} is not callable.\nPass the function first.")
+    if dims is None:
+        raise TypeError(
+            f"{owner}: there are no dims, which name sizes.\nPass a shape for each "
+            'parameter whose sizes may change, dims={"x": "b, _"} for example.'
+        )
     if type(limit) is not int or limit < 1:
         raise ValueError(f"{owner}: limit is {limit!r}.\nPass an integer, at least 1.")
     check_call(f, args, kwargs, owner)

@@ -85,7 +85,7 @@ def in_multiples(
     return Buckets(lengths, lambda size: step * found.choose(-(-size // step)))
 
 
-def listed(lengths: Sequence[int], name: str = "sizes") -> Buckets:
+def listed(lengths: Sequence[int], name: str = "sizes", owner: str = "") -> Buckets:
     """Given lengths; a size takes the first that holds it."""
     lengths = tuple(sorted(set(lengths)))
 
@@ -93,22 +93,22 @@ def listed(lengths: Sequence[int], name: str = "sizes") -> Buckets:
         place = bisect.bisect_left(lengths, size)
         if place == len(lengths):
             raise ValueError(
-                f"px.compile: the size {size} is larger than the largest bucket "
-                f"{lengths[-1]} of {name}.\nAdd a bucket that holds it, or say max=."
+                f"{owner}: the size {size} of {name} is larger than its largest "
+                f"bucket, {lengths[-1]}.\nAdd a bucket that holds it, or say max=."
             )
         return lengths[place]
 
     return Buckets(lengths, choose)
 
 
-def chosen(choose: Callable[[int], Any], name: str) -> Buckets:
+def chosen(choose: Callable[[int], Any], name: str, owner: str) -> Buckets:
     """By a function of the user's."""
 
     def checked(size: int) -> int:
         length = answer(choose, size, f"the buckets of {name}")
         if not isinstance(length, int | np.integer) or length < size:
             raise ValueError(
-                f"px.compile: the buckets of {name} gave {length!r} for {size}.\n"
+                f"{owner}: the buckets of {name} gave {length!r} for {size}.\n"
                 f"Return an integer of at least {size}."
             )
         return int(length)
@@ -173,7 +173,10 @@ def holds(constraint: str, sizes: Mapping[str, int]) -> bool:
 
 
 def buckets_of(
-    dim: Dim | None, symbol: Symbol, histogram: Mapping[int, int] | None = None
+    dim: Dim | None,
+    symbol: Symbol,
+    histogram: Mapping[int, int] | None,
+    owner: str,
 ) -> Buckets:
     """The buckets of a named size; `histogram` places those that are geometric."""
     if dim is None or dim.buckets == "geometric":
@@ -183,8 +186,8 @@ def buckets_of(
         return EXACT
     given: Any = dim.buckets
     if callable(given):
-        return chosen(given, symbol.name)
-    return listed(given, symbol.name)
+        return chosen(given, symbol.name, owner)
+    return listed(given, symbol.name, owner)
 
 
 def special_part(

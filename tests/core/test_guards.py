@@ -578,6 +578,15 @@ def test_a_condition_is_about_sizes_not_about_what_arrays_hold(ask):
     ask(np.bool_(True))
 
 
+@pytest.mark.parametrize("given", ["t > 3", 5, None, [True], lambda t: t > 3])
+@pytest.mark.parametrize(
+    "ask", [px.check, px.guard_or_false, px.statically_known_true, px.sym_and]
+)
+def test_a_condition_is_no_text_number_or_function(ask, given):
+    with pytest.raises(TypeError, match=rf"px.{ask.__name__}: the condition is .* of"):
+        ask(given)
+
+
 # Sizes that must be multiples ---------------------------------------------------------
 
 MULTIPLES = [

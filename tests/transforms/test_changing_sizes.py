@@ -404,7 +404,7 @@ def test_conditions_on_sizes_are_checked_and_used():
     for b in (8, 24, 64):
         same(g(counting(b)), counting(b).reshape(-1, 8).sum(axis=1))
     assert g.stats.traces == 1 and not g.guards
-    with pytest.raises(ValueError, match="where says b % 8 == 0, but b = 12"):
+    with pytest.raises(ValueError, match="where says b % 8 == 0, but b = 12 in `x`"):
         g(counting(12))
     with pytest.raises(ValueError, match="where says b <= 64, but b = 72"):
         g(counting(72))
@@ -496,9 +496,26 @@ def test_a_dim_refuses_other_sizes():
     assert f(ones(3, 8)) == 24
     for size in (2, 20, 6):
         with pytest.raises(
-            ValueError, match=rf"t is {size}, but Dim\('t'\) says at le"
+            ValueError, match=rf"t is {size} in `x`, but Dim\('t'\) says at le"
         ):
             f(ones(3, size))
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap])
+def test_limits_of_sizes_hold_inside_other_transformations(transform):
+    axes = {0: px.Dim("t", max=8)}
+    compiled = px.compile(lambda x, y: (x * y).sum(), dims={"x": axes}, where="t >= 2")
+    f = transform(compiled)
+
+    def call(n):
+        x = np.ones((2, n) if transform is jax.vmap else n, np.float32)
+        return f(x, x)
+
+    call(2), call(8)
+    with pytest.raises(ValueError, match=r"t is 9 in `x`, but Dim\('t'\) says"):
+        call(9)
+    with pytest.raises(ValueError, match="where says t >= 2, but t = 1 in `x`"):
+        call(1)
 
 
 @pytest.mark.parametrize(
@@ -614,7 +631,9 @@ def test_a_function_of_buckets_may_return_any_integer(length):
 
 def test_a_size_beyond_the_largest_bucket_is_named():
     f = px.compile(lambda x: x.sum(), dims={"x": px.Dim("t", buckets=[4])})
-    with pytest.raises(ValueError, match="5 is larger than the largest bucket 4 of t"):
+    with pytest.raises(
+        ValueError, match=r"compile\(<lambda>\): the size 5 of t is larger"
+    ):
         f(ones(5))
 
 

@@ -21,6 +21,13 @@ SCALARS = st.sampled_from(
 
 
 @pytest.mark.parametrize("options", WAYS)
+def test_a_parameter_may_have_any_name(options):
+    f = px.compile(lambda x, _sizes, __sizes=1: x * _sizes + __sizes, **options)
+    for n in (3, 4, 5):
+        np.testing.assert_array_equal(f(jnp.ones(n), _sizes=2.0), np.full(n, 3))
+
+
+@pytest.mark.parametrize("options", WAYS)
 @pytest.mark.parametrize("where", ["by position", "by name", "inside"])
 @given(calls=st.lists(st.tuples(st.integers(3, 6), SCALARS), min_size=2, max_size=5))
 def test_a_scalar_is_a_run_time_value_as_in_jit(where, options, calls):

@@ -237,6 +237,7 @@ def test_without_named_sizes_there_is_one_class():
     [
         ({"dims": {"x": "t"}, "where": "u <= 4"}, ValueError, "dims names no 'u'"),
         ({"dims": {"x": "t"}, "limit": 0}, ValueError, "limit is 0"),
+        ({}, TypeError, "there are no dims"),
         ({"dims": {"z": "t"}}, ValueError, "not a parameter"),
         (
             {"dims": {"x": "t"}, "where": ("t >= 9", "t % 8 == 0", "t <= 15")},

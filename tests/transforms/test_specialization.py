@@ -90,7 +90,7 @@ def test_an_error_of_the_users_function_says_who_asked(words, asked):
 def placed(condition, high):
     """The intervals of sizes, for a Dim with one condition and geometric buckets."""
     dim = px.Dim("t", max=high, specialize_on=[condition])
-    placement = Placement({"t": dim}, {})
+    placement = Placement({"t": dim}, {}, "f")
 
     def interval(size):
         special = placement.special({"t": size})
