@@ -87,12 +87,32 @@ def accept_as_integer(kind: type) -> None:
 
     def sort_with_scalars(index: Any) -> Any:
         found = sort(index)
-        if not any(type(x) is kind for x in found):
+        if not any(isinstance(x, kind) for x in found):
             return found
-        return tuple(x.__jax_array__() if type(x) is kind else x for x in found)
+        return tuple(x.__jax_array__() if isinstance(x, kind) else x for x in found)
 
     _indexing.eliminate_deprecated_list_indexing = sort_with_scalars
     _accept_in_convolutions(kind)
+
+
+def accept_as_numpy_integer(kind: type) -> None:
+    """Lets instances of a class of sizes stand where JAX takes an integer of NumPy's.
+
+    They have `dtype`, which stays beside other types. In shapes they are what `item`
+    gives, as those are integers of Python's there.
+    """
+
+    def aval(x: Any) -> Any:
+        return _core.ShapedArray((), _dtypes.canonicalize_dtype(x.dtype))
+
+    _core.pytype_aval_mappings[kind] = aval
+    _dtypes.register_canonicalize_value_handler(kind, None)
+    canonicalize = _core._canonicalize_dimension
+
+    def dimension(x: Any) -> Any:
+        return x.item() if type(x) is kind else canonicalize(x)
+
+    _core._canonicalize_dimension = dimension
 
 
 def accept_as_boolean(kind: type) -> None:
@@ -118,7 +138,7 @@ def accept_as_float(kind: type) -> None:
     _core.pytype_aval_mappings[kind] = aval
     _dtypes.register_canonicalize_value_handler(kind, None)
     is_symbolic = _core.is_symbolic_dim
-    _core.is_symbolic_dim = lambda v: type(v) is not kind and is_symbolic(v)
+    _core.is_symbolic_dim = lambda v: not isinstance(v, kind) and is_symbolic(v)
 
 
 def look_into_arrays(look: Callable[[Any], None]) -> None:
@@ -142,11 +162,11 @@ def _accept_in_convolutions(kind: type) -> None:
     """
 
     def index(x: Any) -> Any:
-        return x if type(x) is kind else operator.index(x)
+        return x if isinstance(x, kind) else operator.index(x)
 
     def length(x: Any) -> Any:
         first = getattr(x, "shape", (None,))[:1]
-        return first[0] if first and type(first[0]) is kind else len(x)
+        return first[0] if first and isinstance(first[0], kind) else len(x)
 
     _convolution.operator = types.SimpleNamespace(**{**vars(operator), "index": index})
 
@@ -166,7 +186,7 @@ def search_by_size(kind: type, searched: Callable[..., Any]) -> None:
     scan = _hijax._searchsorted_scan_impl
 
     def bisect(values: Any, query: Any, side: str, dtype: Any, unrolled: bool) -> Any:
-        if type(values.shape[0]) is kind:
+        if isinstance(values.shape[0], kind):
             return searched(values, query, side, dtype)
         return scan(values, query, side=side, dtype=dtype, unrolled=unrolled)
 
@@ -198,10 +218,10 @@ def index_by_size(kind: type, constant: Callable[[Any, Any], Any]) -> None:
     const, is_constant = _lax._const, _core.is_constant_dim
 
     def of_size(example: Any, value: Any) -> Any:
-        return (constant if type(value) is kind else const)(example, value)
+        return (constant if isinstance(value, kind) else const)(example, value)
 
     def is_constant_or_size(n: Any) -> bool:
-        return type(n) is kind or is_constant(n)
+        return isinstance(n, kind) or is_constant(n)
 
     _indexing.lax = _Changed(_lax, _const=of_size)
     _indexing.core = _Changed(_core, is_constant_dim=is_constant_or_size)
@@ -216,10 +236,10 @@ def count_in_int32(kind: type) -> None:
     of_dim, of_shape = _lax_utils.int_dtype_for_dim, _lax_utils.int_dtype_for_shape
 
     def dtype_for_dim(d: Any, *, signed: bool) -> Any:
-        return of_dim(1 if type(d) is kind else d, signed=signed)
+        return of_dim(1 if isinstance(d, kind) else d, signed=signed)
 
     def dtype_for_shape(shape: Any, *, signed: bool) -> Any:
-        return of_shape([1 if type(d) is kind else d for d in shape], signed=signed)
+        return of_shape([1 if isinstance(d, kind) else d for d in shape], signed=signed)
 
     _lax_utils.int_dtype_for_dim = dtype_for_dim
     _lax_utils.int_dtype_for_shape = dtype_for_shape
@@ -230,7 +250,7 @@ def shuffle_by_size(kind: type, shuffled: Callable[..., Any]) -> None:
     shuffle = _random._shuffle
 
     def choose(key: Any, x: Any, axis: int) -> Any:
-        by = shuffled if type(x.size) is kind else shuffle
+        by = shuffled if isinstance(x.size, kind) else shuffle
         return by(key, x, axis)
 
     _random._shuffle = choose
@@ -249,7 +269,7 @@ def scan_by_size(kind: type, scanned: Callable[..., Any]) -> None:
         if -rank <= axis < rank:
             sizes = [s[axis % rank] for s in shapes if len(s) > axis % rank]
             is_one = len(sizes) == len(shapes) and all(n is sizes[0] for n in sizes)
-            if is_one and type(sizes[0]) is kind:
+            if is_one and isinstance(sizes[0], kind):
                 return scanned(fn, elems, reverse, axis)
         return scan(fn, elems, reverse, axis)
 
@@ -278,7 +298,7 @@ def arange_by_size(
     ) -> Any:
         given = start, stop, step
         found = None
-        if out_sharding is None and any(type(x) in (kind, *others) for x in given):
+        if out_sharding is None and any(isinstance(x, (kind, *others)) for x in given):
             ends = (0, start) if stop is None else (start, stop)
             found = ranged(*ends, step, dtype)
         return arange(*given, dtype, out_sharding) if found is None else found
@@ -291,7 +311,7 @@ def concrete_by_size(kind: type) -> None:
     infer = _loops._infer_scan_length
 
     def length(flat: Any, avals: Any, given: Any) -> Any:
-        if type(given) is not kind:
+        if not isinstance(given, kind):
             return infer(flat, avals, given)
         found = infer(flat, avals, None) if flat else given
         if found != given:
@@ -299,7 +319,7 @@ def concrete_by_size(kind: type) -> None:
         return given
 
     def concrete(force: Any, value: Any, context: str = "") -> Any:
-        if type(value) is kind:
+        if isinstance(value, kind):
             return value
         return _core.concrete_or_error(force, value, context)
 
@@ -315,7 +335,7 @@ def axis_size_by_size(kind: type) -> None:
     """
 
     def const(example: Any, value: Any) -> Any:
-        return value if type(value) is kind else _lax._const(example, value)
+        return value if isinstance(value, kind) else _lax._const(example, value)
 
     _parallel.__dict__["lax"] = _Changed(_lax, _const=const)
 
@@ -409,7 +429,7 @@ def indices_by_size(kind: type) -> None:
 
     @functools.wraps(diag_indices)
     def diagonal(n: Any, ndim: int = 2) -> Any:
-        if type(n) is not kind:
+        if not isinstance(n, kind):
             return diag_indices(n, ndim)
         return (jnp.arange(n, dtype=int),) * ndim
 
@@ -425,7 +445,7 @@ def wrap_by_size(kind: type) -> None:
         if kind not in map(type, array.shape):
             return pad(array, widths)
         for axis, ends in enumerate(widths):
-            before, after = (n if type(n) is kind else int(n) for n in ends)
+            before, after = (n if isinstance(n, kind) else int(n) for n in ends)
             if not (type(before) is type(after) is int and before == after == 0):
                 count = before + array.shape[axis] + after
                 places = jnp.arange(count, dtype="int32") - before
@@ -442,11 +462,11 @@ def power_by_size(kind: type, powered: Callable[[Any, Any], Any]) -> None:
 
     @functools.wraps(power)
     def by_size(x1: Any, x2: Any, /) -> Any:
-        is_whole = type(x2) is kind and not _is_inexact(x1)
+        is_whole = isinstance(x2, kind) and not _is_inexact(x1)
         return powered(x1, x2) if is_whole else power(x1, x2)
 
     def operated(x1: Any, x2: Any) -> Any:
-        return by_size(x1, x2) if type(x2) is kind else operate(x1, x2)
+        return by_size(x1, x2) if isinstance(x2, kind) else operate(x1, x2)
 
     _ufuncs.power = jnp.power = by_size
     array._pow = staticmethod(operated)
@@ -464,7 +484,7 @@ def split_by_size(kind: type, is_born: Callable[[Any], bool]) -> None:
     def cut(op: str, ary: Any, where: Any, axis: int = 0) -> Any:
         n = jnp.shape(ary)[operator.index(axis)]
         is_list = isinstance(where, list | tuple)
-        if type(n) is not kind or not is_list or not is_born(n):
+        if not isinstance(n, kind) or not is_list or not is_born(n):
             return split(op, ary, where, axis)
         rows = jnp.moveaxis(ary, axis, 0)
         ends = zip([0, *where], [*where, None], strict=True)
@@ -494,7 +514,7 @@ def roll_by_size(kind: type, may_be_empty: Callable[[Any], bool]) -> None:
 
     def rolled(a: Any, shift: Any, axis: Any) -> Any:
         sizes = [a.shape[i] for i in axis]
-        if any(type(n) is kind and may_be_empty(n) for n in sizes):
+        if any(isinstance(n, kind) and may_be_empty(n) for n in sizes):
             return _lax_numpy._roll_dynamic(a, jnp.asarray(shift), axis)
         return roll(a, shift, axis)
 
@@ -518,10 +538,10 @@ def unique_by_size(
         given = signature.bind(ar, axis, *args, **kwargs)
         given.apply_defaults()
         why, n = _why_unique_wants_some(given.arguments), ar.shape[axis]
-        if type(n) is kind and is_empty(n):
+        if isinstance(n, kind) and is_empty(n):
             nothing = _slicing.slice_in_dim(ar, 0, 0, axis=axis)
             return unique(nothing, axis, *args, **kwargs)
-        if why and type(n) is kind:
+        if why and isinstance(n, kind):
             require_some(n, f"jnp.unique: {why}")
         return unique(ar, axis, *args, **kwargs)
 
@@ -541,7 +561,7 @@ def iterate_by_size(kind: type, length: Callable[[Any], int]) -> None:
     iterate: Any = _core.ShapedArray._iter
 
     def iterated(tracer: Any) -> Any:
-        if tracer.ndim == 0 or type(tracer.shape[0]) is not kind:
+        if tracer.ndim == 0 or not isinstance(tracer.shape[0], kind):
             return iterate(tracer)
         count = range(length(tracer.shape[0]))
         return (_slicing.index_in_dim(tracer, i, keepdims=False) for i in count)

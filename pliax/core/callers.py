@@ -70,6 +70,7 @@ _PASSED = (  # what sizes are made of
     "pliax.core.known_sizes",
     "pliax.core.numpy_functions",
     "pliax.core.reals",
+    "pliax.core.size_bits",
     "pliax.core.size_expressions",
     "pliax.core.size_values",
     "jaxtyping.",

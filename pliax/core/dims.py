@@ -10,22 +10,30 @@ cannot say about itself (is it 1? is it less than another?) it asks its `Assumpt
     ==, !=, <, <=, >, >=, bool, hash  -> asked of the assumptions
     int, float, range, len, x[size:]  -> static, with the reason on record
     as an operand of arrays           -> a run-time scalar
+    with NumPy's integers             -> a `NumpySize`, whose type stays, as theirs do
     /, and with Python floats         -> a `Real`: Python's float, rounded once
 """
 
 import operator
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._jax import accept_as_integer, dim_as_value_p, weakly_typed_as
+from ._jax import (
+    accept_as_integer,
+    accept_as_numpy_integer,
+    dim_as_value_p,
+    weakly_typed_as,
+)
 from .callers import asker
 from .constraints import in_python
 from .numpy_functions import apply
 from .reals import combine, is_real, refuse_short
+from .size_bits import common_bits
 
 
 class Size:
@@ -104,8 +112,9 @@ class Size:
         exponent = self.__jax_array__()
         self.assumptions.values.fits_as_exponent(self, other, asker())
         power = operator.pow(np.int32(other), exponent)
-        weak = isinstance(other, int)
-        return weakly_typed_as(power, exponent.aval) if weak else power
+        if isinstance(other, np.integer):
+            return power.astype(jax.dtypes.canonicalize_dtype(other.dtype))
+        return weakly_typed_as(power, exponent.aval)
 
     def __truediv__(self, other: Any) -> Any:
         return combine("/", self, other)
@@ -120,18 +129,18 @@ class Size:
         return self // 2**other if _is_shift(other) else NotImplemented
 
     def __and__(self, other: Any) -> Any:
-        return _common_bits(self, other)
+        return common_bits(self, other)
 
     __rand__ = __and__
 
     def __or__(self, other: Any) -> Any:
-        both = _common_bits(self, other)
+        both = common_bits(self, other)
         return both if both is NotImplemented else self + int(other) - both
 
     __ror__ = __or__
 
     def __xor__(self, other: Any) -> Any:
-        both = _common_bits(self, other)
+        both = common_bits(self, other)
         return both if both is NotImplemented else self + int(other) - 2 * both
 
     __rxor__ = __xor__
@@ -140,13 +149,13 @@ class Size:
         return -self - 1
 
     def __neg__(self) -> Any:
-        return self.assumptions.known.size(-self.expression)
+        return _typed(self.assumptions.known.size(-self.expression), self)
 
     def __pos__(self) -> Any:
         return self
 
     def __abs__(self) -> Any:
-        return _extreme("max", self, -self)
+        return _typed(_extreme("max", self, -self), self)
 
     # The names under which JAX asks a dimension for its extremes.
 
@@ -275,7 +284,10 @@ class Size:
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any
     ) -> Any:
-        return apply(Size, ufunc, method, inputs, options)
+        found = apply(Size, ufunc, method, inputs, options)
+        if isinstance(found, tuple):
+            return tuple(_typed(x, *inputs, is_numpys=True) for x in found)
+        return _typed(found, *inputs, is_numpys=True)
 
     def __str__(self) -> str:
         return in_python(str(self.expression))
@@ -293,7 +305,75 @@ class Size:
         return int, (self.assumptions.values.as_integer(self, "by pickling", asker()),)
 
 
+class NumpySize(Size):
+    """A size that NumPy computed: np.prod(x.shape), np.int32(2) * n, np.minimum(n, 8).
+
+    It differs from others beside arrays, whose types do not change its own.
+    """
+
+    __slots__ = ("_dtype",)
+
+    def __init__(self, size: Size, dtype: np.dtype):
+        super().__init__(size.expression, size.assumptions)
+        self._dtype = dtype
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Its type: np.int64 unless it met others."""
+        if _is_numpys(asker()):  # np.mean casts a quotient of sizes to it
+            raise AttributeError("dtype")
+        return self._dtype
+
+    def item(self) -> Size:
+        """The same size as an integer of Python's."""
+        return self.assumptions.known.size(self.expression)
+
+    __trunc__ = __floor__ = __ceil__ = item
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return self.item() if digits is None else super().__round__(digits)
+
+    def dimension_as_value(self) -> jax.Array:
+        """The size as a scalar that arrays can compute with (JAX's name for it)."""
+        dtype = jax.dtypes.canonicalize_dtype(self.dtype)
+        return self.item().dimension_as_value().astype(dtype)
+
+    __jax_array__ = dimension_as_value
+
+
 accept_as_integer(Size)
+accept_as_numpy_integer(NumpySize)
+
+
+def _typed(found: Any, *operands: Any, is_numpys: bool = False) -> Any:
+    """What was computed of operands, with the type that NumPy's give to it.
+
+    Sizes do not wrap, as short types do: they have to fit.
+
+    Args:
+        found: a size or an integer; all else stays as it is.
+        operands: what it was computed of.
+        is_numpys: whether NumPy computed it, also of Python's integers alone.
+    """
+    given = [x.dtype for x in operands if isinstance(x, np.integer | NumpySize)]
+    if (not given and not is_numpys) or isinstance(found, bool):
+        return found
+    dtype = np.result_type(*given) if given else np.dtype(np.int64)
+    if isinstance(found, int | np.integer):
+        return dtype.type(found)
+    if not isinstance(found, Size):
+        return found
+    if dtype.kind == "f":  # of np.uint64 and np.int64
+        return combine("*", found, dtype.type(1))
+    for n in (found, *operands):
+        if isinstance(n, Size) and dtype not in (np.int32, np.int64):
+            n.assumptions.values.fits_in(n, dtype, asker())
+    return NumpySize(found, dtype)
+
+
+def _is_numpys(frame: FrameType) -> bool:
+    """Whether a frame is NumPy's: np.prod multiplies what its tuple holds."""
+    return frame.f_globals.get("__name__", "").startswith("numpy.")
 
 
 def _plain(size: Any) -> Any:
@@ -343,7 +423,8 @@ def _arithmetic(operation: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
             return operation(*assumptions.values.operands(a, b, asker()))
         if operation in _DIVISIONS and isinstance(b, Size):
             assumptions.refuse_zero(b, asker())
-        return assumptions.known.size(operation(_plain(a), _plain(b)))
+        found = assumptions.known.size(operation(_plain(a), _plain(b)))
+        return _typed(found, a, b, is_numpys=_is_numpys(asker()))
     if is_real(a) or is_real(b):
         return combine(_NAMES[operation], a, b)
     refuse_short((a, b), asker())
@@ -369,29 +450,6 @@ _NAMES = {
     operator.mod: "%",
     operator.pow: "**",
 }
-
-
-def _common_bits(size: Size, other: Any) -> Any:
-    """Of a size and an integer, by quotients and remainders: Python's bits have no end.
-
-    As an expression it is as exact in whatever is computed of it.
-    """
-    if not isinstance(other, int | np.integer):
-        return NotImplemented
-    mask = int(other)
-    if mask < 0:
-        return size - _common_bits(size, ~mask)
-    total: Any = 0
-    while mask:  # a run of ones after the other
-        low = _trailing_zeros(mask)
-        many = _trailing_zeros((mask >> low) + 1)
-        total = total + (size // 2**low) % 2**many * 2**low
-        mask -= (2**many - 1) << low
-    return total
-
-
-def _trailing_zeros(x: int) -> int:
-    return (x & -x).bit_length() - 1
 
 
 def _array_of(x: Any) -> Any:

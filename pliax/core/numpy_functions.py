@@ -63,6 +63,8 @@ def apply(
 
 
 def _by_operator(kind: type, ufunc: np.ufunc, inputs: tuple) -> Any:
+    if ufunc is np.square:
+        ufunc, inputs = np.multiply, inputs * 2
     methods = _METHODS.get(ufunc)
     if all(isinstance(x, int | np.integer | kind) for x in inputs):
         methods = methods or _EXTREMES.get(ufunc)

@@ -356,7 +356,7 @@ def _real_of(x: Any) -> Real:
     if isinstance(x, Real):
         return x
     if is_size(x):
-        return Real(((0,),), (x,))
+        return Real(((0,),), (x,), is_weak=not hasattr(x, "dtype"))
     is_numpys = isinstance(x, np.generic)
     return Real((x.item() if is_numpys else x,), (), is_weak=not is_numpys)
 

@@ -646,7 +646,7 @@ def test_what_integers_have_by_value_needs_the_value_of_a_size(use):
         lambda n: n.as_integer_ratio()[0],
         lambda n: n if n.is_integer() else 0,
         lambda n: round(n) + math.floor(n) - math.ceil(n),
-        lambda n: np.prod(np.array([n, 1])),
+        lambda n: np.prod(np.array([n, 1])).item(),
         lambda n: n if f"{n}" else 0,
     ],
 )

@@ -1,0 +1,143 @@
+"""Laws of integers that NumPy computes of sizes: values and types are those of jax.jit.
+
+Sizes are Python's integers, whose types give way to those of arrays; NumPy's stay.
+"""
+
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+import pliax as px
+
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+INTEGERS = [1, 3, np.int64(2), np.int32(5), np.int8(1), np.uint8(2)]
+OPERATORS = [operator.add, operator.sub, operator.mul, np.add, np.multiply]
+OPERATORS += [np.minimum, np.maximum, np.subtract]
+DIVISIONS = [operator.floordiv, operator.mod, np.floor_divide, np.remainder]
+OF_ONE = [operator.neg, abs, np.negative, np.square, round, np.abs, operator.pos]
+OF_ONE += [lambda e: np.prod((e, 2)), lambda e: np.sum((e, 3, e))]
+DTYPES = [np.int8, np.uint8, np.int32, np.float32, jnp.bfloat16, bool]
+
+# Expressions of sizes n and m, as functions of both.
+SIZES = st.sampled_from([lambda n, m: n, lambda n, m: m])
+LEAVES = st.sampled_from(INTEGERS).map(lambda k: lambda n, m: k) | SIZES
+
+
+def _of_two(parts):
+    f, a, b = parts
+    return lambda n, m: f(a(n, m), b(n, m))
+
+
+def _of_one(parts):
+    f, a = parts
+    return lambda n, m: f(a(n, m))
+
+
+def _larger(inner):
+    divisors = st.sampled_from([2, np.int64(3)]).map(lambda k: lambda n, m: k)
+    return st.one_of(
+        st.tuples(st.sampled_from(OPERATORS), inner, inner).map(_of_two),
+        st.tuples(st.sampled_from(DIVISIONS), inner, divisors).map(_of_two),
+        st.tuples(st.sampled_from(OF_ONE), inner).map(_of_one),
+    )
+
+
+EXPRESSIONS = st.recursive(LEAVES, _larger, max_leaves=6)
+USES = {
+    "times": lambda x, e: x * e,
+    "plus, reversed": lambda x, e: e + x,
+    "quotient": lambda x, e: x + e / 2,
+    "power": lambda x, e: x ** (abs(e) % 5),
+    "where": lambda x, e: jnp.where(x > 0, x, e),
+    "array": lambda x, e: jnp.asarray(e),
+    "among others": lambda x, e: jnp.array([e, 1]),
+    "filled": lambda x, e: jnp.full((3,), e),
+    "length": lambda x, e: jnp.zeros(abs(e) % 7 + 1).shape[0] * x,
+    "returned": lambda x, e: e,
+    "inner jit": lambda x, e: jax.jit(jnp.add)(x, e),
+}
+
+
+def described(x):
+    return jnp.shape(x), jnp.asarray(x).dtype, jax.typeof(x).weak_type
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # of NumPy's short scalars
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@given(
+    expression=EXPRESSIONS,
+    dtype=st.sampled_from(DTYPES),
+    padding=st.sampled_from(["auto", "never"]),
+)
+def test_what_numpy_computes_of_sizes_has_the_type_that_jit_gives_it(
+    use, expression, dtype, padding
+):
+    def f(x, y):
+        return use(x, expression(x.shape[0], y.shape[0]))
+
+    def outcome(f, n, m):
+        try:
+            return f(jnp.ones(n, dtype), jnp.ones(m))
+        except (TypeError, OverflowError) as error:  # bfloat16 ** int8, uint8(-3)
+            return type(error)
+
+    compiled = px.compile(f, dynamic=True, padding=padding)
+    for n, m in ((3, 4), (6, 5), (4, 9)):
+        found, wanted = outcome(compiled, n, m), outcome(jax.jit(f), n, m)
+        if isinstance(wanted, type):
+            assert found is wanted
+            continue
+        assert described(found) == described(wanted)
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8])
+def test_the_type_of_a_result_does_not_change_with_the_second_size(dtype):
+    f = px.compile(lambda x: x * np.prod((x.shape[0], 2)))
+    for n in (100, 101, 102):
+        found = f(np.ones(n, dtype))
+        assert found.dtype == np.int32 and set(np.asarray(found)) == {2 * n}
+    assert f.stats.traces == 2
+
+
+def test_what_numpy_computes_of_sizes_born_from_data_has_its_type():
+    def f(x):
+        return x * (np.int64(2) * px.ragged.nonzero(x)[0].shape[0])
+
+    found = px.compile(f)(np.array([100, 0, 100, 0], np.int8))
+    assert found.dtype == np.int32 and list(found) == [400, 0, 400, 0]
+
+
+def test_a_size_of_numpys_is_an_integer_of_pythons_in_shapes_and_as_an_item():
+    def f(x):
+        n = np.int64(2) * x.shape[0]
+        assert type(jnp.zeros(n).shape[0]) is type(n.item()) is type(x.shape[0])
+        return x * n.item(), x * jnp.zeros(n).shape[0], x * round(n)
+
+    for found in px.compile(f, dims={"x": "t"})(np.ones(5, np.int8)):
+        assert found.dtype == np.int8 and set(np.asarray(found)) == {10}
+
+
+def test_means_and_variances_of_sizes_are_floats():
+    def f(x):
+        sizes = x.shape[0], 3
+        return x * np.mean(sizes), x * np.var(sizes)
+
+    compiled = px.compile(f, dynamic=True)
+    for n in (4, 6):
+        x = jnp.ones(n)
+        for found, wanted in zip(compiled(x), jax.jit(f)(x), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_sizes_that_numpy_computes_are_of_64_bits_where_jax_is():
+    with jax.enable_x64(True):
+        f = px.compile(lambda x: x * np.prod((x.shape[0], 2)), dynamic=True)
+        for n in (3, 4):
+            assert f(jnp.ones(n, np.int32)).dtype == np.int64
