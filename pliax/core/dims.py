@@ -355,7 +355,8 @@ def _typed(found: Any, *operands: Any, is_numpys: bool = False) -> Any:
         operands: what it was computed of.
         is_numpys: whether NumPy computed it, also of Python's integers alone.
     """
-    given = [x.dtype for x in operands if isinstance(x, np.integer | NumpySize)]
+    given = [x.dtype for x in operands if isinstance(x, np.integer)]
+    given += [x._dtype for x in operands if isinstance(x, NumpySize)]
     if (not given and not is_numpys) or isinstance(found, bool):
         return found
     dtype = np.result_type(*given) if given else np.dtype(np.int64)

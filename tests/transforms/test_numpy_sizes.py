@@ -124,6 +124,29 @@ def test_a_size_of_numpys_is_an_integer_of_pythons_in_shapes_and_as_an_item():
         assert found.dtype == np.int8 and set(np.asarray(found)) == {10}
 
 
+OF_SEVERAL = {
+    "sum": np.sum,
+    "product": np.prod,
+    "mean": np.mean,
+    "of sums": lambda sizes: np.sum((np.sum(sizes), 1, np.int64(2) * sizes[0])),
+    "mean of sums": lambda sizes: np.mean((np.sum(sizes), np.prod(sizes), 4)),
+    "dot": lambda sizes: np.dot(np.array(sizes), np.array(sizes)),
+}
+
+
+@pytest.mark.parametrize("function", OF_SEVERAL.values(), ids=OF_SEVERAL)
+def test_what_numpy_computes_of_several_sizes_is_one_trace(function):
+    def f(x):
+        return x * function((x.shape[0], 3, x.shape[0]))
+
+    compiled = px.compile(f, dims={"x": "t"})
+    for n in (4, 6):
+        found, wanted = compiled(jnp.ones(n)), jax.jit(f)(jnp.ones(n))
+        assert described(found) == described(wanted)
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    assert compiled.stats.traces == 1
+
+
 def test_means_and_variances_of_sizes_are_floats():
     def f(x):
         sizes = x.shape[0], 3
