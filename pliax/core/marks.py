@@ -125,6 +125,12 @@ class Dim:
                 f"Dim({self.name!r}): histogram is {given!r}.\n"
                 "Pass a mapping from sizes to how often each occurs, {16: 3, 32: 1}."
             )
+        excluded = sorted(n for n in given if not self.holds(n))
+        if excluded:
+            raise ValueError(
+                f"Dim({self.name!r}): histogram has the size {excluded[0]}, which is "
+                f"not {self.description}.\nLeave it out, or widen the Dim."
+            )
 
     @property
     def description(self) -> str:
