@@ -20,6 +20,8 @@ class Backend:
         priority: The supported backend with the highest one is the default.
         options: Names of the `kernel_options` it reads.
         by_default: What runs in its place, and may refuse more, where nobody named it.
+        facts: What it asks of the arguments' contents while they are not traced, as
+            further options.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Backend:
     priority: int
     options: tuple[str, ...] = ()
     by_default: "Backend | None" = None
+    facts: Callable[[Any], dict[str, int]] = lambda _: {}
 
 
 def choose(

@@ -530,7 +530,11 @@ def test_limits_of_sizes_hold_inside_other_transformations(transform):
         ({"histogram": {"a": 3}}, TypeError, "Pass a mapping from sizes"),
         ({"histogram": [1, 2]}, TypeError, "Pass a mapping from sizes"),
         ({"max": 9, "histogram": {9: 1, 10: 2}}, ValueError, "has the size 10, which"),
-        ({"multiple_of": 4, "histogram": {6: 2}}, ValueError, "6, which is not at leas"),
+        (
+            {"multiple_of": 4, "histogram": {6: 2}},
+            ValueError,
+            "6, which is not at leas",
+        ),
         ({"buckets": "linear"}, TypeError, "buckets is 'linear'"),
         ({"buckets": []}, ValueError, "at least one length"),
         ({"buckets": [8], "max": 9}, ValueError, "largest bucket is 8, but max is 9"),

@@ -116,6 +116,14 @@ def _refused_few(arguments: _Arguments) -> str | None:
     return f"fewer than {FEW} queries would read a key once for each head: {reason}"
 
 
+def _facts_for_mosaic_gpu(arguments: _Arguments) -> dict[str, int]:
+    """Whether the mask is sparse, which chooses the kernels of the backward pass."""
+    from .mosaic_gpu_vjp import is_sparse
+
+    is_plain = arguments.score_mod is None
+    return {"sparse": 1} if is_plain and is_sparse(arguments.block_mask) else {}
+
+
 def _attend_mosaic_gpu(query: Array, key: Array, value: Array, **rest: Any) -> Any:
     """The fused kernels."""
     score_mod, block_mask = rest.pop("score_mod"), rest.pop("block_mask")
@@ -133,7 +141,9 @@ def _attend_triton(query: Array, key: Array, value: Array, **rest: Any) -> Any:
 def _attend_by_platform(query: Array, key: Array, value: Array, **rest: Any) -> Any:
     """The fused kernels on a GPU, `xla` where a program is compiled for a CPU."""
     score_mod, block_mask = rest.pop("score_mod"), rest.pop("block_mask")
-    kernel = derivatives.by_platform(cuda=_mosaic_gpu(**rest), default=_xla(**rest))
+    cuda = _mosaic_gpu(**rest)
+    rest.pop("sparse", None)
+    kernel = derivatives.by_platform(cuda=cuda, default=_xla(**rest))
     kernel = bucketed.in_buckets(kernel, lambda query, key: (128, 128))
     return derivatives.attend(kernel, (query, key, value), score_mod, block_mask)
 
@@ -146,11 +156,12 @@ def _mosaic_gpu(**rest: Any) -> derivatives.Kernel:
     scale, splits = rest["scale"], rest.get("splits")
     asked = {x: rest[x] for x in configs.OPTIONS if x in rest}
     options = {"scale": scale, "interpret": "interpret" in rest, "asked": asked}
+    sparse = "sparse" in rest
 
     def backward(arrays: Any, *args: Any) -> Any:
         if not has_backward(args[1]):
             return _backward_by_xla(arrays, *args, scale=scale)
-        gradients = mosaic_gpu_vjp.backward(arrays, *args, **options)
+        gradients = mosaic_gpu_vjp.backward(arrays, *args, **options, sparse=sparse)
         return gradients, _captured_gradients(arrays, *args, scale=scale)
 
     forward = partial(mosaic_gpu_decoding.forward, splits=splits, **options)
@@ -246,7 +257,9 @@ BACKENDS = (
             _attend_by_platform,
             _refused_unless_named,
             priority=2,
+            facts=_facts_for_mosaic_gpu,
         ),
+        facts=_facts_for_mosaic_gpu,
     ),
 )
 _MAKE_MASK = "Make one with px.create_block_mask(mask_mod, B, H, q_len, kv_len)."
@@ -350,7 +363,7 @@ def flex_attention(
         name=backend.name,
         is_named=implementation is not None,
         scale=scale,
-        options=tuple(sorted(options.items())),
+        options=tuple(sorted((options | backend.facts(arguments)).items())),
     )
     if return_aux is None:
         return out

@@ -3,11 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 import pliax as px
-from pliax.kernels.attention.mosaic_gpu_vjp import _turns
+from pliax.kernels.attention import mosaic_gpu_limits
+from pliax.kernels.attention.mosaic_gpu_vjp import _turns, is_sparse
 
 
 @settings(max_examples=25)
@@ -26,3 +28,63 @@ def test_turns_count_the_blocks_of_keys_that_were_seen_before(seen, ragged):
     np.testing.assert_array_equal(turns[0], np.cumsum(seen, axis=-1) - seen)
     rows = np.repeat(seen.any(-1), 64, axis=-1).T
     np.testing.assert_array_equal(is_seen[0, :, :, 0], rows)
+
+
+def documents(T, length=128):
+    return px.create_block_mask(
+        lambda b, h, q, k: (q // length == k // length) & (q >= k), None, None, T, T
+    )
+
+
+def causal(T):
+    return px.create_block_mask(lambda b, h, q, k: q >= k, None, None, T, T)
+
+
+def gradients(arrays, mask, implementation, **options):
+    def loss(q, k, v):
+        out = px.flex_attention(
+            q, k, v, block_mask=mask, implementation=implementation,
+            kernel_options=options or None,
+        )  # fmt: skip
+        return jnp.sum(out.astype(jnp.float32) ** 2)
+
+    return jax.grad(loss, (0, 1, 2))(*arrays)
+
+
+def gaussians(T, D, dtype):
+    keys = jax.random.split(jax.random.key(0), 3)
+    return [jax.random.normal(k, (1, T, 1, D), dtype) for k in keys]
+
+
+def test_a_mask_is_sparse_where_two_thirds_of_its_blocks_are_known_to_be_empty():
+    assert is_sparse(documents(384)) and is_sparse(documents(1024))
+    assert not is_sparse(documents(256)) and not is_sparse(causal(4096))
+    assert not is_sparse(None)
+    seen = []
+    jax.jit(lambda mask: seen.append(is_sparse(mask)))(documents(384))
+    assert seen == [False]
+
+
+@pytest.mark.parametrize(("D", "mask", "kernels"), [
+    (128, documents, 3), (128, causal, 2), (64, documents, 2),
+])  # fmt: skip
+def test_sparse_masks_of_wide_heads_have_a_kernel_for_each_side(
+    D, mask, kernels, monkeypatch
+):
+    monkeypatch.setattr(mosaic_gpu_limits, "refused_device", lambda: None)
+    arrays, mask = gaussians(384, D, jnp.bfloat16), mask(384)
+    run = jax.jit(lambda *arrays: gradients(arrays, mask, "mosaic_gpu"))
+    lowered = run.trace(*arrays).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("stablehlo.custom_call @mosaic_gpu") == kernels
+
+
+def test_a_kernel_for_each_side_is_as_exact_as_the_fused_one():
+    arrays, mask = gaussians(384, 128, jnp.bfloat16), documents(384)
+    found = gradients(arrays, mask, "mosaic_gpu", interpret=1)
+    fused = jax.jit(lambda mask: gradients(arrays, mask, "mosaic_gpu", interpret=1))(
+        mask
+    )
+    golden = gradients([x.astype(jnp.float32) for x in arrays], mask, "reference")
+    for x, y, z in zip(found, golden, fused, strict=True):
+        error, own = (jnp.abs(a.astype(jnp.float32) - y).mean() for a in (x, z))
+        assert error <= 1.1 * own
