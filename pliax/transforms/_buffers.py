@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pliax.core._jax import weakly_typed_as
+
 
 _SMALL = 1 << 18  # bytes that are sooner at the host and back than a copy is compiled
 
@@ -115,8 +117,10 @@ def _divides(sharding: Any, shape: tuple[int, ...]) -> bool:
 
 def _by_device(change: Callable[..., Any], x: jax.Array, shape: tuple[int, ...]) -> Any:
     local = x.sharding.shard_shape(shape)
-    parts = [change(shard.data, local) for shard in x.addressable_shards]
-    return jax.make_array_from_single_device_arrays(shape, x.sharding, parts)
+    with jax.set_mesh(None):  # in that of a context JAX wants arrays on all its devices
+        parts = [change(shard.data, local) for shard in x.addressable_shards]
+    made = jax.make_array_from_single_device_arrays(shape, x.sharding, parts)
+    return weakly_typed_as(made, x.aval)
 
 
 def _is_on_host(x: jax.Array) -> bool:

@@ -19,6 +19,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 
 import pliax as px
+from pliax.transforms import _buffers
 from pliax.transforms.padding import interpreter, rules
 
 
@@ -1017,6 +1018,39 @@ def test_spread_arrays_are_padded_and_cut_where_they_are_whole(caplog):
     for x, y in zip(args[1:], found, strict=True):
         assert y.sharding.spec == jax.P("x")
         same(y, np.abs(np.asarray(x)) + np.asarray(x).sum())
+
+
+ON_A_MESH = {
+    "weak results": lambda x: jnp.where(x > 0, 1.0, 2.0),
+    "keys": lambda x: jax.random.split(jax.random.key(0), x.shape[0]),
+    "weak arguments": lambda x: x * 2,
+    "scanned": lambda x: lax.scan(lambda k, y: (k + y, k * y), 1.0, x),
+}
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("function", ON_A_MESH.values(), ids=ON_A_MESH)
+def test_in_the_context_of_a_mesh_arrays_go_into_buckets_and_out(
+    function, kind, is_large, monkeypatch
+):
+    if is_large:  # as arrays on a GPU, which NumPy does not read
+        monkeypatch.setattr(_buffers, "_readable", lambda _: -1)
+    f = px.compile(function, dynamic=True)
+    with jax.set_mesh(jax.make_mesh((8,), ("d",), axis_types=(kind,))):
+        for n in (16, 24, 17):
+            x = jnp.where(jnp.arange(n) > 3, 1.0, 2.0)  # weakly typed
+            found, wanted = (jax.tree.leaves(g(x)) for g in (f, jax.jit(function)))
+            for y, z in zip(found, wanted, strict=True):
+                assert (y.aval, y.sharding, y.committed) == (
+                    z.aval,
+                    z.sharding,
+                    z.committed,
+                )
+                if jnp.issubdtype(y.dtype, jax.dtypes.prng_key):
+                    y, z = jax.random.key_data(y), jax.random.key_data(z)
+                np.testing.assert_allclose(y, z, rtol=1e-6)
+    assert f.stats.traces == 1
 
 
 def test_keys_go_into_buckets():
