@@ -1,6 +1,7 @@
 """flex_attention on Hopper GPUs: the backward pass, as a kernel for each side.
 
-For what the registers of the fused kernel do not hold. The kernel for dq has queries as
+For what the registers of the fused kernel do not hold, and for masks of few blocks,
+where its thread blocks would wait for each other. The kernel for dq has queries as
 its rows and visits keys; that for dk and dv has keys as its rows and visits queries,
 along the columns of the mask's lists: there the tile lies on its side, and the query
 heads of a key head are visited one after another. Of more than 128 channels registers
