@@ -120,8 +120,7 @@ def _facts_for_mosaic_gpu(arguments: _Arguments) -> dict[str, int]:
     """Whether the mask is sparse, which chooses the kernels of the backward pass."""
     from .mosaic_gpu_vjp import is_sparse
 
-    is_plain = arguments.score_mod is None
-    return {"sparse": 1} if is_plain and is_sparse(arguments.block_mask) else {}
+    return {"sparse": 1} if is_sparse(arguments.block_mask) else {}
 
 
 def _attend_mosaic_gpu(query: Array, key: Array, value: Array, **rest: Any) -> Any:

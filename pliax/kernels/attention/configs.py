@@ -6,8 +6,7 @@ warpgroups that take turns at the tensor cores 128 channels reach 625 TFLOP/s wi
 mod, without turns 573. With 64 channels the softmax takes longer than the products, and
 three warpgroups that each go at their own pace reach 457 where two reach 434. Backward,
 one kernel for all gradients reaches 430 with 64 channels, where a kernel for dq and one
-for dk and dv reached 330, and 462 with 128; 64 channels gain 5% by more registers. With
-a `score_mod` and 128 channels two kernels are faster: ALiBi 350 against 302.
+for dk and dv reached 330, and with 128 on one H100 519, with ALiBi 448 against 387.
 
 Fine rows with 12 documents in 4,096 tokens, batch 4, 16 heads: one warpgroup that
 moves its own data, two or three thread blocks a multiprocessor. TFLOP/s, and those of
@@ -104,9 +103,10 @@ class Config:
         registers: Of a thread that computes, and of one that moves data: 64K in all.
         shares_rows: Whether all warpgroups have the same rows and take visits in turn,
             each for sums of its own; else each has its own rows, and makes all visits.
-        has_mover: Whether one more warpgroup moves data. Without it a thread block is
-            small enough for several to share a multiprocessor, so that one works while
-            another waits: for one warpgroup.
+        movers: Warpgroups besides that move data: one, or two, of which one loads and
+            one adds to a sum in global memory. Without any a thread block is small
+            enough for several to share a multiprocessor, so that one works while
+            another waits: for one warpgroup that computes.
     """
 
     rows: int = UNIT
@@ -116,12 +116,17 @@ class Config:
     takes_turns: bool = False
     registers: tuple[int, int] = (232, 40)
     shares_rows: bool = False
-    has_mover: bool = True
+    movers: int = 1
+
+    @property
+    def has_mover(self) -> bool:
+        """Whether those that compute leave it to others to move data."""
+        return self.movers > 0
 
     @property
     def threads(self) -> int:
         """Warpgroups of a thread block."""
-        return self.groups + self.has_mover
+        return self.groups + self.movers
 
     @property
     def span(self) -> int:
@@ -185,16 +190,19 @@ class Kernel:
         """The rest follows from the sizes."""
         groups, columns, stages = sizes
         is_one = self.name in ("forward", "backward") and max(self.channels) <= 128
+        movers = int(groups > 1 or not is_one)
+        if movers and self.name == "backward":
+            movers = 2
         registers = (160, 24) if groups > 2 else (232, 40)
-        if self.name == "backward" and (groups, columns) == (2, 128):
-            registers = (240, 24)
+        if movers == 2:
+            registers = (152, 24) if groups > 2 else (232, 24)
         return Config(
             columns=columns,
             stages=stages,
             groups=groups,
             takes_turns=self.name == "forward" and groups == 2,
             registers=registers,
-            has_mover=groups > 1 or not is_one,
+            movers=movers,
         )
 
     def fits(self, sizes: Sizes) -> bool:

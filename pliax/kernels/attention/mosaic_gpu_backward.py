@@ -1,4 +1,4 @@
-"""A thread block of the backward kernel: a warpgroup moves, the others compute.
+"""A thread block of the backward kernel: two warpgroups move, the others compute.
 
 What they do is said in `mosaic_gpu_vjp`; one step is a visit of a tile of keys, on its
 side, to a tile of queries.
@@ -90,10 +90,12 @@ class ThreadBlock:
             plgpu.set_max_registers(compute, action="increase")
             compute_all()
 
-        @pl.when(group == config.groups)
-        def _() -> None:
-            plgpu.set_max_registers(move, action="decrease")
-            self.move()
+        for n, work in enumerate((self.load_all, self.add_all)):
+
+            @pl.when(group == config.groups + n)
+            def _(work: Any = work) -> None:
+                plgpu.set_max_registers(move, action="decrease")
+                work()
 
     @property
     def gradient(self) -> Gradient:
@@ -122,50 +124,54 @@ class ThreadBlock:
         blocks = Blocks(gradient.blocks, length, gradient.config)
         return blocks.backwards(lists, b, h, self.first)
 
-    # --- the warpgroup that moves data ---
+    # --- the warpgroups that move data ---
 
-    def move(self) -> None:
-        """Queries into shared memory, and from there what is added to dq."""
-        stages, scratch = self.gradient.config.stages, self.scratch
+    def load_all(self) -> None:
+        """Queries into shared memory."""
+        stages = self.gradient.config.stages
+
+        def one(count: Any, b: Any, h: Any, tile: Any) -> Any:
+            slot = lax.rem(count, i32(stages))
+            wait = partial(plgpu.barrier_wait, self.scratch.free.at[slot])
+            pl.when(count >= stages)(wait)
+            for side in (0, 1):
+                self.load_side(side, slot, b, h, tile)
+            return count + 1
+
+        count = self.over_visits(one, i32(0))
+
+        @pl.loop(jnp.maximum(count - stages, 0), count)
+        def _(i: Any) -> None:  # nobody leaves before all have read
+            plgpu.barrier_wait(self.scratch.free.at[lax.rem(i, i32(stages))])
+
+    def add_all(self) -> None:
+        """What is added to dq, from shared memory."""
+
+        def one(count: Any, b: Any, h: Any, tile: Any) -> Any:
+            for group in range(self.gradient.config.groups):
+                plgpu.barrier_wait(self.scratch.added.at[group])
+            self.start_to_add(b, h, tile)
+            self.finish_adding(b, h, tile)
+            return count
+
+        self.over_visits(one, i32(0))
+
+    def over_visits(self, body: Any, carry: Any) -> Any:
+        """`body(carry, b, h, tile)` for all queries that see the keys."""
 
         def of_head(n: Any, carry: Any) -> Any:
             seen = self.gradient.seen_by(n, self.b, self.h)
             visits = self.visits(*seen)
 
             def one(i: Any, carry: Any) -> Any:
-                (count, waiting), left = carry
+                found, left = carry
                 tile, _, left = visits.next(i, left)
-                is_due = count >= stages
-                pl.when(is_due)(lambda: self.start_when_there(*waiting[0]))
-                self.load(count, *seen, tile)
-                pl.when(is_due)(lambda: self.finish_adding(*waiting[0]))
-                new = tuple(jnp.asarray(x, jnp.int32) for x in (*seen, tile))
-                return (count + 1, (*waiting[1:], new)), left
+                return body(found, *seen, tile), left
 
             start = carry, visits.start()
             return lax.fori_loop(i32(0), visits.total, one, start)[0]
 
-        nothing = (i32(0),) * 3
-        start = i32(0), (nothing,) * stages
-        count, waiting = self.gradient.over_heads(of_head, start)
-        for n, place in enumerate(waiting):
-            at = count - stages + n
-
-            @pl.when(at >= 0)
-            def _(at: Any = at, place: Any = place) -> None:
-                for free in scratch.free:  # nobody leaves before all have read
-                    plgpu.barrier_wait(free.at[lax.rem(at, i32(stages))])
-                self.start_when_there(*place)
-                self.finish_adding(*place)
-
-    def load(self, count: Any, b: Any, h: Any, tile: Any) -> None:
-        """Queries, the output's cotangents, and what is known of them."""
-        config, scratch = self.gradient.config, self.scratch
-        slot = lax.rem(count, i32(config.stages))
-        for side in (0, 1):
-            wait = partial(plgpu.barrier_wait, scratch.free[side].at[slot])
-            pl.when(count >= config.stages)(wait)
-            self.load_side(side, slot, b, h, tile)
+        return self.gradient.over_heads(of_head, carry)
 
     def load_side(self, side: int, slot: Any, b: Any, h: Any, tile: Any) -> None:
         """Queries, side 0, or the output's cotangents."""
@@ -177,12 +183,6 @@ class ThreadBlock:
         for n in (last,) if side else range(last):
             buffer = scratch.known[n].at[slot]
             plgpu.copy_gmem_to_smem(arrays.known[n].at[b, h, rows], buffer, here)
-
-    def start_when_there(self, b: Any, h: Any, tile: Any) -> None:
-        """To add the squares of a visit to dq."""
-        for group in range(self.gradient.config.groups):
-            plgpu.barrier_wait(self.scratch.added.at[group])
-        self.start_to_add(b, h, tile)
 
     def start_to_add(self, b: Any, h: Any, tile: Any) -> None:
         """Squares to dq, in their turn."""
@@ -253,7 +253,7 @@ class ThreadBlock:
             sizes, interpret = gradient.call.sizes, gradient.call.interpret
             tile = Tile(*seen, mine, config, whole, "k", sizes, interpret)
             mods = on_tile(tile, (gradient.score, gradient.mask), self.arrays.mods)
-            step = _Step(self, group, Weights(gradient, tile, *mods), is_careful)
+            weights = Weights(gradient, tile, *mods)
             ahead = self.load_first(carry[0], visits, seen)
 
             def one(i: Any, carry: Any) -> Any:
@@ -264,6 +264,9 @@ class ThreadBlock:
                     then = i + config.stages
                     tile, _, ahead = visits.next(then, ahead)
                     after = then < visits.total, tile
+                # Who we are is asked in each visit: what follows from it would be kept
+                # over all of them, and is more than registers have room for.
+                step = _Step(self, lax.axis_index("wg"), weights, is_careful)
                 return step(at, is_full, after, *found), left, ahead
 
             start = carry, visits.start(), ahead
@@ -273,7 +276,8 @@ class ThreadBlock:
         start = i32(0), waiting, *(zeros(*x.shape) for x in stay)
         count, waiting, dk, dv = gradient.over_heads(of_head, start)
         pl.when(count > 0)(partial(self.await_squares, group, waiting))
-        self.exchange()  # all have read our keys
+        self.arrive()
+        self.await_others()  # who have read our keys
         for x, buffer, out in zip(
             (dk * gradient.call.scale, dv), stay, self.outputs[:2], strict=True
         ):
@@ -305,12 +309,15 @@ class ThreadBlock:
         else:
             self.finish_adding(*waiting)
 
-    def exchange(self) -> None:
-        """Waits for the other warpgroups that compute."""
-        if self.gradient.config.groups == 1:
-            return
-        plgpu.barrier_arrive(self.scratch.exchanged)
-        plgpu.barrier_wait(self.scratch.exchanged)
+    def arrive(self) -> None:
+        """Tells the other warpgroups that compute what one has done so far."""
+        if self.gradient.config.groups > 1:
+            plgpu.barrier_arrive(self.scratch.exchanged)
+
+    def await_others(self) -> None:
+        """Until they have done it, too."""
+        if self.gradient.config.groups > 1:
+            plgpu.barrier_wait(self.scratch.exchanged)
 
 
 @dataclass(frozen=True)
@@ -349,28 +356,18 @@ class _Step:
             add(1, weights, d_out)
             twin.at[self.group][...] = d_scores
             plgpu.commit_smem()
-            self.block.exchange()
+            self.block.arrive()
+            add(0, d_scores, query)  # while the others arrive
+            self.block.await_others()
+            for part in self.block.kernel.parts:
 
-            more = partial(add, 0, d_scores, query)
-            if gradient.call.interpret:  # whose sums cannot change in an inner scope
-                more()
-
-            for n, part in enumerate(self.block.kernel.parts):
-                is_first = n == 0
-                then = more if is_first and not gradient.call.interpret else None
-
-                def run(*squares: Any, part: Any = part, then: Any = then) -> None:
+                def run(*squares: Any, part: Any = part) -> None:
                     self.start_squares(part, squares, twin)
-                    if then is not None:
-                        then()
-                    wait = int(0 in part)  # for all but dk
-                    found = [
-                        plgpu.wgmma_accumulator_load(x, wait_n=wait) for x in squares
-                    ]
-                    if wait:
-                        self.release(1, slot, after)
-                    if wait and after is None:
-                        pl.when(count > 0)(last)
+                    found = [plgpu.wgmma_accumulator_load(x, wait_n=0) for x in squares]
+                    if 0 in part:
+                        self.release(slot, after)
+                        if after is None:
+                            pl.when(count > 0)(last)
                     for m, x in zip(part, found, strict=True):
                         scratch.squares.at[self.group, m][...] = x
 
@@ -381,17 +378,16 @@ class _Step:
                 plgpu.barrier_arrive(scratch.added.at[self.group])
 
         dk, dv = sums(given, body, gradient.call.interpret)
-        self.release(0, slot, after)
         if after is not None:
             place = self.weights.tile.b, self.weights.tile.h, at
             self.block.start_to_add(*place)
             waiting = tuple(jnp.asarray(x, jnp.int32) for x in place)
         return count + 1, waiting, dk, dv
 
-    def release(self, side: int, slot: Any, after: Any) -> None:
-        """Queries or cotangents that have been read make room for others."""
+    def release(self, slot: Any, after: Any) -> None:
+        """What has been read makes room for other queries."""
         if after is None:
-            plgpu.barrier_arrive(self.block.scratch.free[side].at[slot])
+            plgpu.barrier_arrive(self.block.scratch.free.at[slot])
             return
         is_there, at = after
         tile = self.weights.tile
@@ -399,7 +395,8 @@ class _Step:
         @pl.when(is_there)
         def _() -> None:
             plgpu.commit_smem()  # all warps have read
-            self.block.load_side(side, slot, tile.b, tile.h, at)
+            for side in (0, 1):
+                self.block.load_side(side, slot, tile.b, tile.h, at)
 
     def on_tile(
         self, slot: Any, first: Any, is_full: Any, meanwhile: Any
@@ -412,10 +409,32 @@ class _Step:
         where unseen keys need care.
         """
         gradient = self.weights.gradient
-        adds = gradient.score is not None and not gradient.has_slope
-        if adds and not gradient.call.has_unseen:
-            return self.in_turn(slot, first, is_full, meanwhile)
-        return self.at_once(slot, first, is_full, meanwhile)
+        if gradient.is_linear:
+            return self.from_statistics(slot, first, is_full, meanwhile)
+        if gradient.has_slope or gradient.call.has_unseen:
+            return self.at_once(slot, first, is_full, meanwhile)
+        return self.in_turn(slot, first, is_full, meanwhile)
+
+    def from_statistics(
+        self, slot: Any, first: Any, is_full: Any, meanwhile: Any
+    ) -> tuple[Any, Any]:
+        """Without a mod, sums begin with what would be subtracted from them."""
+        gradient, scratch = self.weights.gradient, self.block.scratch
+        factor = gradient.exponent_factor
+        plgpu.barrier_wait(scratch.here[0].at[slot])
+        shift = self.known(0, slot) * (-1 / factor)
+        plgpu.barrier_wait(scratch.here[1].at[slot])
+
+        def body(add: Any) -> None:
+            sides = zip(scratch.stay, scratch.visit, strict=True)
+            for n, (mine, theirs) in enumerate(sides):
+                add(n, mine.at[self.group], theirs.at[slot].transpose((1, 0)))
+            meanwhile()
+
+        start = shift, -self.known(-1, slot)
+        scores, products = sums(start, body, gradient.call.interpret)
+        weights = self.hide(first, is_full, jnp.exp2(scores * factor))
+        return weights, weights * products
 
     def in_turn(
         self, slot: Any, first: Any, is_full: Any, meanwhile: Any

@@ -19,6 +19,7 @@ from .row_statistics import LOG2E
 from .separation import is_literal
 
 
+_LEAST_SCALE = 1e-30  # the reciprocal of a smaller one may not be a float32
 _TILES = (128, 192)  # rows, and columns, that are loaded at once divide one of these
 
 
@@ -47,7 +48,12 @@ class Gradient:
     @property
     def is_linear(self) -> bool:
         """Whether the scale can be part of the exponent."""
-        return self.score is None and self.call.scale > 0
+        return is_linear(self.score, self.call.scale)
+
+    @property
+    def exponent_factor(self) -> float:
+        """What a linear score is multiplied by, to be a power of two."""
+        return self.call.scale * LOG2E
 
     @property
     def has_slope(self) -> bool:
@@ -107,8 +113,7 @@ class Weights:
         """Weights, hidden ones too, and how much a modified score changes."""
         gradient, slope = self.gradient, None
         if gradient.is_linear:
-            factor = gradient.call.scale * LOG2E
-            return jnp.exp2(scores * factor - shifts[0]), None
+            return jnp.exp2(scores * gradient.exponent_factor - shifts[0]), None
         scores = scores * gradient.call.scale
         if self.score is not None:
             scores, *rest = self.score(first, scores)
@@ -126,6 +131,11 @@ class Weights:
         real = self.tile.is_column_real(first), self.tile.is_row_real()
         parts = [x for x in real if x is not None]
         return parts if self.mask is None else [*parts, *self.mask(first)]
+
+
+def is_linear(score_mod: Any, scale: float) -> bool:
+    """Whether the scale can be part of the exponent, and be divided by."""
+    return score_mod is None and scale > _LEAST_SCALE
 
 
 def with_slope_of_hidden(weights: Any, d_scores: Any, slope: Any) -> Any:

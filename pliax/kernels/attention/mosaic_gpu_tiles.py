@@ -394,7 +394,8 @@ def sums(given: Sequence[Any], body: Any, interpret: bool) -> list[Any]:
 
     Args:
         given: What there is already: float32, in registers.
-        body: Gets `add(n, left, right)`, which starts to add a product to the n-th.
+        body: Gets `add(n, left, right)`, which starts to add a product to the n-th;
+            `left` is in registers or shared memory, `right` is in shared memory.
         interpret: The interpreter takes operands from shared memory alone.
     """
 
@@ -406,7 +407,7 @@ def sums(given: Sequence[Any], body: Any, interpret: bool) -> list[Any]:
     found = list(given)
 
     def add(n: int, left: Any, right: Any) -> None:
-        found[n] += jnp.dot(left, right[...], preferred_element_type=jnp.float32)
+        found[n] += jnp.dot(left[...], right[...], preferred_element_type=jnp.float32)
 
     body(add)
     return found

@@ -2,8 +2,8 @@
 
 A thread block has the keys of a row of tiles and visits the queries that see them, the
 last ones first; a tile lies on its side. Its warpgroups keep dk and dv in registers and
-exchange ds in shared memory. What they add to dq is handed over to the warpgroup that
-moves data, which adds it to dq in global memory:
+exchange ds in shared memory. What they add to dq is handed over to a warpgroup which
+adds it to dq in global memory, while another one loads queries:
 
     s' = k q',  p' = exp(s' - maximum - log sum),  ds' = p' (v do' - delta) ds/d(q k)
     dv = p' do,  dk = ds' q,  dq += ds k
@@ -38,6 +38,7 @@ from .mosaic_gpu_backward import SQUARE, Scratch, ThreadBlock
 from .mosaic_gpu_gradients import (
     Gradient,
     blind_tiles,
+    is_linear,
     whole_tiles,
 )
 from .mosaic_gpu_split_vjp import gradients_of
@@ -51,13 +52,17 @@ from .normalization import with_slope
 from .row_statistics import statistics
 
 
-_WIDE = 128  # channels: registers hold dk, dv and a tile, but no score_mod besides
-# Percent of blocks not computed, from which on the wide have a kernel for each side. It
-# makes two products more, and no thread block waits for its turn to add to dq. One
-# H200, 4,096 and 16,384 tokens: documents 1.09 to 1.12 times as fast, windows of 2 to 7
-# blocks 1.05 to 1.15, of 16 of 128 and 13 of 32 alike, causal masks (49) 0.95.
-_SPARSE = 66.0
-_TOGETHER = 16  # heads whose thread blocks start together, while L2 holds their queries
+_WIDE = 128  # channels: registers hold dk, dv and a tile, but little besides
+# The wide have a kernel for each side where so many percent of a mask's blocks are not
+# computed, and a key is seen by so few queries: it makes two products more, and no
+# thread block waits for its turn to add to dq. One H100, of 12 documents in 4,096 and
+# 16,384 tokens 1.08 and 1.20 times as fast, of windows of 1,024 0.99 and 0.95.
+_SPARSE, _FEW = 66.0, 900
+# Heads whose thread blocks start together: as many as L2 holds queries, cotangents and
+# dq of, and two, as with one the thread blocks of a head wait for each other. One H100,
+# 128 channels, no mask: of 4,096 tokens 519 TFLOP/s with 4 heads, 507 with 8, 476 with
+# 16 and 301 with 64; of 16,384 tokens 540 with 2, 509 with 8 and 399 with 16.
+_TOGETHER, _L2 = 16, 24 * 2**20
 
 
 def backward(
@@ -88,14 +93,14 @@ def backward(
     call = call_of(arrays, block_mask, scale=scale, interpret=interpret, asked=asked)
     d_out = cotangents[0].astype(arrays[0].dtype)
     padded = tuple(aligned(x) for x in (*arrays, d_out))
-    is_linear = score_mod is None and scale > 0
     block = call.blocks[0] if call.blocks else 1
-    known = statistics(is_linear, whole_tiles(block), results, cotangents)
+    linear = is_linear(score_mod, scale)
+    known = statistics(linear, whole_tiles(block), results, cotangents)
     given = call, padded, score_mod, block_mask, known
     channels = max(padded[1].shape[3], padded[2].shape[3])
     if channels > _WIDE:
         found = [x for name in "qkv" for x in gradients_of(name, *given)]
-    elif channels == _WIDE and (sparse or score_mod is not None):
+    elif channels == _WIDE and (sparse or (call.has_unseen and not linear)):
         found = [*gradients_of("q", *given), *gradients_of("kv", *given)]
     else:
         found = _all_gradients(*given)
@@ -109,7 +114,9 @@ def is_sparse(mask: BlockMask | None) -> bool:
     """Whether few of a mask's blocks are computed; False where nobody knows yet."""
     if mask is None or not are_known(mask.lists(transposed=False)):
         return False
-    return mask.sparsity() >= _SPARSE
+    sparsity = mask.sparsity()
+    queries = (1 - sparsity / 100) * mask.seq_lengths[0]
+    return sparsity >= _SPARSE and queries < _FEW
 
 
 def _all_gradients(
@@ -176,7 +183,7 @@ class _Backward:
         config, call = gradient.config, gradient.call
         arrays = stay, visit, known, *rest, *gradient.mods
         leaves, tree = jax.tree.flatten(arrays)
-        together = max(n for n in range(1, _TOGETHER + 1) if B * heads % n == 0)
+        together = self.together(B * heads, visit)
         tiles = -(-S // config.span)
         whole = reach(config, gradient.blocks)
         queries = -(-call.sizes["q"] // whole) * whole
@@ -200,6 +207,13 @@ class _Backward:
             out_type=[*out, jax.ShapeDtypeStruct(dq, jnp.float32)],
         )(*leaves)
 
+    def together(self, many: int, visit: Any) -> int:
+        """How many of the heads start together: a divisor of their number."""
+        length, (keys, values) = visit[0].shape[1], (x.shape[3] for x in visit)
+        held = length * (2 * (keys + values) + 4 * keys)
+        most = max(2, min(_TOGETHER, _L2 // held))
+        return max(n for n in range(1, most + 1) if many % n == 0)
+
     def scratch(self, stay: Any, visit: Any, known: Any) -> tuple[Any, ...]:
         """The shared memory of a thread block."""
         config = self.gradient.config
@@ -219,7 +233,7 @@ class _Backward:
             shared_memory(jnp.float32, *squares),
             plgpu.Barrier(num_arrivals=2, num_barriers=groups),
             [barriers(num_arrivals=n) for n in (len(known), 2)],
-            [barriers(num_arrivals=groups) for _ in visit],
+            barriers(num_arrivals=groups),
             plgpu.Barrier(num_arrivals=groups),
             plgpu.Barrier(num_barriers=groups),
             plgpu.Barrier(num_barriers=groups),

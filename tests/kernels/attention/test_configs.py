@@ -51,7 +51,7 @@ def test_whatever_is_asked_divides_the_blocks_and_is_not_exceeded(
 
 
 def test_small_blocks_are_chosen_where_the_masks_are():
-    small = Config(columns=64, groups=1, has_mover=False)
+    small = Config(columns=64, groups=1, movers=0)
     assert Kernel("forward", (64, 64), (64, 64)).config({}) == small
     asked = {"block_q": 64, "block_kv": 64}
     assert Kernel("forward", (64, 64), (128, 128)).config(asked) == small

@@ -36,6 +36,12 @@ def documents(T, length=128):
     )
 
 
+def window(T, length):
+    return px.create_block_mask(
+        lambda b, h, q, k: (q - k < length) & (q >= k), None, None, T, T
+    )
+
+
 def causal(T):
     return px.create_block_mask(lambda b, h, q, k: q >= k, None, None, T, T)
 
@@ -56,9 +62,10 @@ def gaussians(T, D, dtype):
     return [jax.random.normal(k, (1, T, 1, D), dtype) for k in keys]
 
 
-def test_a_mask_is_sparse_where_two_thirds_of_its_blocks_are_known_to_be_empty():
+def test_a_mask_is_sparse_where_it_is_known_that_few_queries_see_a_key():
     assert is_sparse(documents(384)) and is_sparse(documents(1024))
     assert not is_sparse(documents(256)) and not is_sparse(causal(4096))
+    assert is_sparse(window(4096, 256)) and not is_sparse(window(4096, 1024))
     assert not is_sparse(None)
     seen = []
     jax.jit(lambda mask: seen.append(is_sparse(mask)))(documents(384))
