@@ -62,6 +62,7 @@ def _is_cache(called: Any) -> bool:
 # --- who asks -------------------------------------------------------------------------
 
 
+_CHECKERS = ("jaxtyping.", "beartype.")
 _PASSED = (  # what sizes are made of
     "pliax.core.collapse",
     "pliax.core.conditions",
@@ -73,25 +74,28 @@ _PASSED = (  # what sizes are made of
     "pliax.core.size_bits",
     "pliax.core.size_expressions",
     "pliax.core.size_values",
-    "jaxtyping.",
-    "beartype.",
+    *_CHECKERS,
 )
 
 
-def asker() -> FrameType:
+def asker(passed: tuple[str, ...] = _PASSED) -> FrameType:
     """The frame that asks a size something: the nearest outside of sizes' own modules.
 
     Where types are checked at run time, wrappers of the checkers lie in between.
+
+    Args:
+        passed: the modules it is outside of, instead.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_passed(frame):
+    passed = (__name__, *_CHECKERS, *passed)
+    while frame is not None and _is_passed(frame, passed):
         frame = frame.f_back
     return frame or sys._getframe(1)
 
 
-def _is_passed(frame: FrameType) -> bool:
+def _is_passed(frame: FrameType, passed: tuple[str, ...] = _PASSED) -> bool:
     name = frame.f_globals.get("__name__") or ""
-    return name.startswith(_PASSED) or frame.f_code.co_filename.startswith("<@beartype")
+    return name.startswith(passed) or frame.f_code.co_filename.startswith("<@beartype")
 
 
 def compares_for_the_user(frame: FrameType) -> bool:

@@ -348,7 +348,8 @@ accept_as_numpy_integer(NumpySize)
 def _typed(found: Any, *operands: Any, is_numpys: bool = False) -> Any:
     """What was computed of operands, with the type that NumPy's give to it.
 
-    Sizes do not wrap, as short types do: they have to fit.
+    Sizes do not wrap, as NumPy's integers do: they have to fit, under a guard. Those
+    for which they do not are traced as integers, and NumPy wraps them.
 
     Args:
         found: a size or an integer; all else stays as it is.
@@ -367,13 +368,18 @@ def _typed(found: Any, *operands: Any, is_numpys: bool = False) -> Any:
     if dtype.kind == "f":  # of np.uint64 and np.int64
         return combine("*", found, dtype.type(1))
     for n in (found, *operands):
-        if isinstance(n, Size) and dtype not in (np.int32, np.int64):
+        if isinstance(n, Size):
             n.assumptions.values.fits_in(n, dtype, asker())
+        elif isinstance(n, int):
+            dtype.type(n)  # which raises as NumPy does
     return NumpySize(found, dtype)
 
 
 def _is_numpys(frame: FrameType) -> bool:
-    """Whether a frame is NumPy's: np.prod multiplies what its tuple holds."""
+    """Whether a frame is NumPy's: np.prod multiplies what its tuple holds.
+
+    It has to be the nearest: what our own modules compute on its way has no type.
+    """
     return frame.f_globals.get("__name__", "").startswith("numpy.")
 
 
@@ -425,7 +431,7 @@ def _arithmetic(operation: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
         if operation in _DIVISIONS and isinstance(b, Size):
             assumptions.refuse_zero(b, asker())
         found = assumptions.known.size(operation(_plain(a), _plain(b)))
-        return _typed(found, a, b, is_numpys=_is_numpys(asker()))
+        return _typed(found, a, b, is_numpys=_is_numpys(asker((__name__,))))
     if is_real(a) or is_real(b):
         return combine(_NAMES[operation], a, b)
     refuse_short((a, b), asker())

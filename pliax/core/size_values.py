@@ -7,6 +7,7 @@ trace made it a constant.
 """
 
 import math
+import re
 from types import FrameType
 from typing import Any
 
@@ -25,7 +26,7 @@ from .other_traces import (
     value_of,
 )
 from .provenance import user_place
-from .size_expressions import evaluate, variables
+from .size_expressions import evaluate, substitute, variables
 
 
 class SizeValues:
@@ -98,12 +99,9 @@ class SizeValues:
         Of a size that only the device knows its bound is asked.
         """
         limits, asked = np.iinfo(dtype), self._assumptions
-        ends = (">=", max(limits.min, -LARGEST)), ("<=", min(limits.max, LARGEST))
-        most = size
-        while str(most) in self._known.unbacked:
-            most = self._known.unbacked[str(most)]
-        for relation, end in ends:
-            if abs(end) == LARGEST or self._known.proves(size, relation, end):
+        most = self._at_most(size)
+        for relation, end in ((">=", limits.min), ("<=", limits.max)):
+            if self._known.proves(size, relation, end):
                 continue
             bounded = Condition(relation, (most, end), asked)
             if asked.has_hints(bounded) and asked.decide(bounded, frame):
@@ -116,6 +114,14 @@ class SizeValues:
                     f"{relation} {end})."
                 )
             raise OverflowError(f"the size {size} is out of bounds for {dtype}")
+
+    def _at_most(self, size: Size) -> Any:
+        """A size with bounds for what only the device knows, where it grows with it."""
+        unbacked = self._known.unbacked
+        most: Any = size
+        while re.fullmatch(_GROWS, str(most)) and variables(most) & unbacked.keys():
+            most = substitute(most, unbacked)
+        return most
 
     def hashed(self, size: Size, frame: FrameType) -> int | None:
         """The value of a size that user code looks up among integers, else None."""
@@ -131,6 +137,8 @@ class SizeValues:
         return f"{self._assumptions.owner}: the program needs {what}, but {why}"
 
 
+# Sums of products, less an integer at most: names of sizes are not negative.
+_GROWS = r"[\w*^+ ]+(- \d+)?"
 _OF_EACH_SIZE = 3  # equal hashes: a set compares its elements, under guards
 
 

@@ -106,6 +106,109 @@ def test_the_type_of_a_result_does_not_change_with_the_second_size(dtype):
     assert f.stats.traces == 2
 
 
+WRAPPED = {
+    "itself": lambda x, e: e,
+    "remainder": lambda x, e: x + e % 100,
+    "quotient": lambda x, e: x + e // 3,
+    "float": lambda x, e: x + e / 4,
+    "asked": lambda x, e: x + (e > 7),
+    "branch": lambda x, e: x + 1 if e % 3 == 0 else x,
+    "shape": lambda x, e: jnp.zeros(e % 7),
+    "cubed": lambda x, e: x + (e * e * e) // 5,
+}
+INTEGER_TYPES = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32]
+INTEGER_TYPES += [np.int64, np.uint64]
+
+
+@st.composite
+def numbers(draw):
+    """Two integers of one of NumPy's types, of all sizes."""
+    dtype = draw(st.sampled_from(INTEGER_TYPES))
+    limits = np.iinfo(dtype)
+    of_dtype = st.integers(int(limits.min), int(limits.max)) | st.integers(0, 9)
+    return dtype(draw(of_dtype)), dtype(draw(of_dtype))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize("use", WRAPPED.values(), ids=WRAPPED)
+@pytest.mark.parametrize("is_x64", [False, True])
+@given(numbers=numbers())
+def test_integers_of_numpys_wrap_as_they_do_of_integers(use, is_x64, numbers):
+    factor, summand = numbers
+
+    def f(x):
+        return use(x, factor * x.shape[0] + summand)
+
+    def outcome(f, x):
+        try:
+            return f(x)
+        except OverflowError:  # 100 is not a number of all of them
+            return OverflowError
+
+    with jax.enable_x64(is_x64):
+        compiled = px.compile(f, dims={"x": {0: px.Dim("t", max=128)}})
+        for n in (2, 3, 7, 100):
+            x = np.ones(n, np.int8)
+            found, wanted = outcome(compiled, x), outcome(jax.jit(f), x)
+            if wanted is OverflowError:
+                assert found is wanted
+                continue
+            assert described(found) == described(wanted)
+            np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize("n", [1290, 1291, 46340, 46341, 70000])
+def test_what_does_not_fit_an_int32_is_wrapped_where_numpy_wraps_it(n):
+    def f(x):
+        size = np.int32(1) * x.shape[0]
+        return (size * size * size) // size, size * size > 0
+
+    found, wanted = px.compile(f, dims={"x": "t"})(np.ones(n)), jax.jit(f)(np.ones(n))
+    assert jax.tree.map(int, found) == jax.tree.map(int, wanted)
+
+
+THAT_FIT = {
+    "int32": lambda x: np.int32(1) * x.shape[0],
+    "int32, less": lambda x: np.int32(1) * x.shape[0] - 1,
+    "uint32": lambda x: np.uint32(2) * x.shape[0],
+    "int64": lambda x: np.int64(2) * x.shape[0] + 3,
+    "minimum": lambda x: np.minimum(x.shape[0], 4),
+    "product": lambda x: np.prod(x.shape),
+    "sum": lambda x: np.sum((*x.shape, 1)),
+    "remainder": lambda x: np.prod(x.shape) % np.int32(3),
+}
+
+
+@pytest.mark.parametrize("function", THAT_FIT.values(), ids=THAT_FIT)
+def test_what_fits_for_all_sizes_leaves_no_guard(function):
+    f = px.compile(lambda x: x * function(x), dims={"x": "s, t"})
+    for n in (4, 6, 900):
+        f(np.ones((n, n + 1), np.int8))
+    assert f.stats.traces == 1 and not f.guards
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32])
+def test_what_fits_for_most_sizes_is_one_trace_for_them(dtype):
+    f = px.compile(lambda x: x * (dtype(3) * x.shape[0] * 2), dims={"x": "t"})
+    for n in (4, 6, 9, 21):
+        assert f(np.ones(n, np.int8)).dtype == dtype
+    assert f.stats.traces == 1
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_sizes_born_from_data_fit_where_their_bounds_do(dtype):
+    def f(x):
+        n = px.ragged.nonzero(x)[0].shape[0]
+        return x + (dtype(3) * n - 1), x + np.prod((n, x.shape[0], n))
+
+    compiled = px.compile(f, dims={"x": "t"})
+    for n in (4, 6):
+        for found, wanted in zip(compiled(np.ones(n)), (3 * n, n**3 + 1), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+    assert compiled.stats.traces == 1
+
+
 def test_what_numpy_computes_of_sizes_born_from_data_has_its_type():
     def f(x):
         return x * (np.int64(2) * px.ragged.nonzero(x)[0].shape[0])
