@@ -111,9 +111,10 @@ class Size:
             return _inverse_power(other, self)
         exponent = self.__jax_array__()
         self.assumptions.values.fits_as_exponent(self, other, asker())
-        power = operator.pow(np.int32(other), exponent)
-        if isinstance(other, np.integer):
-            return power.astype(jax.dtypes.canonicalize_dtype(other.dtype))
+        power = operator.pow(np.int32(other), exponent.astype(np.int32))
+        dtype = _dtype_of(other, self)
+        if dtype is not None:
+            return power.astype(jax.dtypes.canonicalize_dtype(dtype))
         return weakly_typed_as(power, exponent.aval)
 
     def __truediv__(self, other: Any) -> Any:
@@ -123,25 +124,33 @@ class Size:
         return combine("/", other, self)
 
     def __lshift__(self, other: Any) -> Any:
-        return self * 2**other if _is_shift(other) else NotImplemented
+        if not _is_shift(other):
+            return NotImplemented
+        return _typed(_untyped(self) * 2**other, self)
 
     def __rshift__(self, other: Any) -> Any:
-        return self // 2**other if _is_shift(other) else NotImplemented
+        if not _is_shift(other):
+            return NotImplemented
+        return _typed(_untyped(self) // 2**other, self)
 
     def __and__(self, other: Any) -> Any:
-        return common_bits(self, other)
+        return _typed(common_bits(_untyped(self), other), self, other)
 
     __rand__ = __and__
 
     def __or__(self, other: Any) -> Any:
-        both = common_bits(self, other)
-        return both if both is NotImplemented else self + int(other) - both
+        size = _untyped(self)
+        if (both := common_bits(size, other)) is NotImplemented:
+            return both
+        return _typed(size + int(other) - both, self, other)
 
     __ror__ = __or__
 
     def __xor__(self, other: Any) -> Any:
-        both = common_bits(self, other)
-        return both if both is NotImplemented else self + int(other) - 2 * both
+        size = _untyped(self)
+        if (both := common_bits(size, other)) is NotImplemented:
+            return both
+        return _typed(size + int(other) - 2 * both, self, other)
 
     __rxor__ = __xor__
 
@@ -326,7 +335,7 @@ class NumpySize(Size):
 
     def item(self) -> Size:
         """The same size as an integer of Python's."""
-        return self.assumptions.known.size(self.expression)
+        return _untyped(self)
 
     __trunc__ = __floor__ = __ceil__ = item
 
@@ -356,11 +365,10 @@ def _typed(found: Any, *operands: Any, is_numpys: bool = False) -> Any:
         operands: what it was computed of.
         is_numpys: whether NumPy computed it, also of Python's integers alone.
     """
-    given = [x.dtype for x in operands if isinstance(x, np.integer)]
-    given += [x._dtype for x in operands if isinstance(x, NumpySize)]
-    if (not given and not is_numpys) or isinstance(found, bool):
+    dtype = _dtype_of(*operands)
+    if (dtype is None and not is_numpys) or isinstance(found, bool):
         return found
-    dtype = np.result_type(*given) if given else np.dtype(np.int64)
+    dtype = np.dtype(np.int64) if dtype is None else dtype
     if isinstance(found, int | np.integer):
         return dtype.type(found)
     if not isinstance(found, Size):
@@ -373,6 +381,18 @@ def _typed(found: Any, *operands: Any, is_numpys: bool = False) -> Any:
         elif isinstance(n, int):
             dtype.type(n)  # which raises as NumPy does
     return NumpySize(found, dtype)
+
+
+def _dtype_of(*operands: Any) -> np.dtype | None:
+    """The type that NumPy gives to what is computed of operands; None for Python's."""
+    given = [x.dtype for x in operands if isinstance(x, np.integer)]
+    given += [x._dtype for x in operands if isinstance(x, NumpySize)]
+    return np.result_type(*given) if given else None
+
+
+def _untyped(size: Size) -> Size:
+    """The same size as an integer of Python's."""
+    return size.assumptions.known.size(size.expression)
 
 
 def _is_numpys(frame: FrameType) -> bool:

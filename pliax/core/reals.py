@@ -9,6 +9,7 @@ stays. Where Python has no float for an answer (a root of what is negative, a di
 by a float that is 0, what is too large) there is NaN or infinity.
 """
 
+import functools
 import math
 import operator
 import sys
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
-from ._jax import Primitive, accept_as_float
+from ._jax import Primitive, accept_as_float, as_weak
 from .float_formulas import (
     COMPARISONS,
     OF_ARRAYS,
@@ -131,7 +132,8 @@ class Real:
         return a, b
 
     def __round__(self, digits: int | None = None) -> Any:
-        return round(self.__jax_array__(), digits)
+        rounded = round(self.__jax_array__(), digits)
+        return as_weak(rounded, rounded.dtype) if digits is None else rounded
 
     def __eq__(self, other: Any) -> Any:
         return combine("==", self, other)
@@ -207,14 +209,15 @@ def combine(operation: str, a: Any, b: Any) -> Any:
     A comparison is one of sizes where that says the same, else an array: what it says
     is known on the device.
     """
-    if _is_number(a) and _is_number(b):
+    dtype = _dtype_of(a, b)
+    if dtype == np.float64 or (_is_number(a) and _is_number(b)):
         if operation in ("/", "//", "%"):
             _refuse_zero(b)
         if operation in COMPARISONS:
             return _compared(operation, a, b)
         return _joined(operation, (a, b))
-    value = _as_float if isinstance(a, np.floating) else _as_array
-    value = _as_float if isinstance(b, np.floating) else value
+    has_floats = isinstance(a, np.floating) or isinstance(b, np.floating)
+    value = functools.partial(_as_float, dtype=dtype) if has_floats else _as_array
     join = OF_ARRAYS.get(operation) or COMPARISONS[operation]
     a, b = widened((a, b)) if operation in COMPARISONS else (a, b)
     found = join(value(a), value(b))
@@ -222,6 +225,16 @@ def combine(operation: str, a: Any, b: Any) -> Any:
         isinstance(x, np.generic | np.ndarray) for x in (a, b)
     )
     return found.astype(found.dtype) if stays else found
+
+
+def _dtype_of(*operands: Any) -> np.dtype | None:
+    """The type in which NumPy joins an integer that it computed of sizes and a float.
+
+    A float16 or float32 beside a short integer stays short. None of all others.
+    """
+    floats = [x.dtype for x in operands if isinstance(x, np.floating)]
+    integers = [x._dtype for x in operands if is_typed(x)]
+    return np.result_type(*floats, *integers) if floats and integers else None
 
 
 def _refuse_zero(divisor: Any) -> None:
@@ -273,7 +286,7 @@ def by_numpy(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Any:
         return _compared(_QUESTIONS[name], *inputs)
     kind = _kind(ufunc, inputs)
     if kind == "f":
-        return _joined(name, inputs).as_typed()
+        return _in_dtype(_joined(name, inputs), _float_of(ufunc, inputs))
     if kind == "b":
         return _truth(_joined(name, inputs))
     if name in _QUESTIONS:
@@ -291,6 +304,26 @@ def _kind(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> str:
         return "other"
     floats = [isinstance(x, float | Real) for x in inputs]
     return ufunc(*(np.float64(1) if x else np.int64(1) for x in floats)).dtype.kind
+
+
+def _float_of(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> np.dtype:
+    """The type of a float that NumPy computes: np.sqrt of an int8 is a float16."""
+    kinds = [x._dtype if is_typed(x) else _kind_of_number(x) for x in inputs]
+    return ufunc.resolve_dtypes((*kinds, None))[-1]
+
+
+def _kind_of_number(x: Any) -> Any:
+    if isinstance(x, np.generic):
+        return x.dtype
+    is_float = isinstance(x, float | Real)
+    return float if is_float else int
+
+
+def _in_dtype(real: "Real", dtype: np.dtype) -> Any:
+    """A float of NumPy's in a type of its own; a float64 goes on as a Real."""
+    if dtype == np.float64:
+        return real.as_typed()
+    return _bound(real, dtype, is_weak=False)
 
 
 def _truth(real: "Real") -> jax.Array:
@@ -347,6 +380,11 @@ def is_size(x: Any) -> bool:
     return hasattr(type(x), "expression")
 
 
+def is_typed(x: Any) -> bool:
+    """Whether something is a size that NumPy computed."""
+    return is_size(x) and hasattr(type(x), "dtype")
+
+
 def _is_number(x: Any) -> bool:
     """Whether a float64 holds something as it is; a bool is an integer, as ever."""
     return isinstance(x, int | float | np.integer | Real) or is_size(x)
@@ -356,13 +394,16 @@ def _real_of(x: Any) -> Real:
     if isinstance(x, Real):
         return x
     if is_size(x):
-        return Real(((0,),), (x,), is_weak=not hasattr(x, "dtype"))
+        size = x.item() if is_typed(x) else x
+        return Real(((0,),), (size,), is_weak=not hasattr(x, "dtype"))
     is_numpys = isinstance(x, np.generic)
     return Real((x.item() if is_numpys else x,), (), is_weak=not is_numpys)
 
 
-def _as_float(x: Any) -> Any:
+def _as_float(x: Any, dtype: np.dtype | None) -> Any:
     """A size as a float scalar, which holds also what no int32 does."""
+    if is_size(x) and dtype is not None:
+        return _in_dtype(_real_of(x), dtype)
     return _as_array(_real_of(x) if is_size(x) else x)
 
 

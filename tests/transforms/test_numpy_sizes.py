@@ -3,13 +3,14 @@
 Sizes are Python's integers, whose types give way to those of arrays; NumPy's stay.
 """
 
+import math
 import operator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import assume, given, strategies as st
 
 import pliax as px
 
@@ -131,9 +132,8 @@ def numbers(draw):
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 @pytest.mark.parametrize("use", WRAPPED.values(), ids=WRAPPED)
-@pytest.mark.parametrize("is_x64", [False, True])
-@given(numbers=numbers())
-def test_integers_of_numpys_wrap_as_they_do_of_integers(use, is_x64, numbers):
+@given(numbers=numbers(), is_x64=st.booleans())
+def test_integers_of_numpys_wrap_as_they_do_of_integers(use, numbers, is_x64):
     factor, summand = numbers
 
     def f(x):
@@ -166,6 +166,65 @@ def test_what_does_not_fit_an_int32_is_wrapped_where_numpy_wraps_it(n):
 
     found, wanted = px.compile(f, dims={"x": "t"})(np.ones(n)), jax.jit(f)(np.ones(n))
     assert jax.tree.map(int, found) == jax.tree.map(int, wanted)
+
+
+KEPT = {
+    "and": lambda n, e, k: n & k,
+    "and, reversed": lambda n, e, k: k & n,
+    "or": lambda n, e, k: e | k,
+    "exclusive or": lambda n, e, k: e ^ k,
+    "with an integer": lambda n, e, k: (e & 7, e | 7, e ^ 7),
+    "shifts": lambda n, e, k: (e << 2, e >> 9),
+    "power": lambda n, e, k: 3**e,
+    "ceiling": lambda n, e, k: math.ceil(e / 4),
+    "floor": lambda n, e, k: math.floor(np.prod((n, 3)) / 4),
+    "rounded": lambda n, e, k: (round(e / 4), round(n / 4)),
+    "root": lambda n, e, k: np.sqrt(e),
+    "angle": lambda n, e, k: np.arctan2(e, k),
+    "float16": lambda n, e, k: e * np.float16(2.1),
+    "float32": lambda n, e, k: np.float32(2.1) / e,
+    "root of a float": lambda n, e, k: e ** np.float32(0.5),
+    "more than a float": lambda n, e, k: 1 if e > np.float32(6.5) else 2,
+}
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize("of_sizes", KEPT.values(), ids=KEPT)
+@given(
+    dtype=st.sampled_from(INTEGER_TYPES),
+    other=st.sampled_from([np.int8(5), np.int16(6), np.uint8(9), np.int64(3)]),
+    of_array=st.sampled_from([np.int8, np.float16]),
+    is_x64=st.booleans(),
+)
+def test_bits_powers_and_floats_of_numpys_integers_have_the_types_that_jit_gives(
+    of_sizes, dtype, other, of_array, is_x64
+):
+    assume(np.result_type(dtype, other).kind != "f")  # of which there are no bits
+
+    def f(x):
+        found = of_sizes(x.shape[0], dtype(1) * x.shape[0], other)
+        return jax.tree.leaves(jax.tree.map(lambda e: x[:1] + e, found))
+
+    with jax.enable_x64(is_x64):
+        compiled = px.compile(f, dims={"x": "t"})
+        for n in (3, 40):
+            x = np.ones(n, of_array)
+            for found, wanted in zip(compiled(x), jax.jit(f)(x), strict=True):
+                assert described(found) == described(wanted)
+                is_float = jnp.issubdtype(wanted.dtype, jnp.floating)
+                most = 4 * jnp.finfo(wanted.dtype).eps if is_float else 0
+                np.testing.assert_allclose(found, wanted, rtol=most)
+
+
+def test_bits_of_numpys_integers_are_one_trace_for_all_sizes():
+    def f(x):
+        n = np.int16(1) * x.shape[0]
+        return x * (n & 6), x * (n | np.int32(5)), x * math.ceil(n / 4), x * np.sqrt(n)
+
+    compiled = px.compile(f, dims={"x": "t"})
+    for n in (3, 7, 40):
+        compiled(np.ones(n, np.int8))
+    assert compiled.stats.traces == 1
 
 
 THAT_FIT = {
