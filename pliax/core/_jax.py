@@ -282,6 +282,8 @@ def arange_by_size(
 ) -> None:
     """Has jnp.arange with floats, or in a short float, up to a size count otherwise.
 
+    The types of sizes that NumPy computed are those of its elements, as of integers.
+
     Args:
         kind: the class of sizes.
         ranged: `(start, stop, step, dtype)` to the array; None leaves it to JAX.
@@ -298,6 +300,10 @@ def arange_by_size(
     ) -> Any:
         given = start, stop, step
         found = None
+        numbers = (x for x in given if isinstance(x, (kind, np.integer)))
+        # JAX asks no dimension for its type.
+        if dtype is None and any(hasattr(type(x), "dtype") for x in numbers):
+            dtype = _dtypes.result_type(*(x for x in given if x is not None))
         if out_sharding is None and any(isinstance(x, (kind, *others)) for x in given):
             ends = (0, start) if stop is None else (start, stop)
             found = ranged(*ends, step, dtype)

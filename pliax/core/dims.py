@@ -180,6 +180,16 @@ class Size:
 
     rmin = min  # noqa: A003
 
+    def clip(self, low: Any = None, high: Any = None, out: Any = None) -> Any:
+        """As np.clip has it of an integer, which it makes one of NumPy's."""
+        ends = [x for x in (low, high) if x is not None]
+        if out is not None or not all(map(_is_size, ends)):
+            raise TypeError("a size is clipped between integers")  # NumPy goes on
+        typed = _typed(self, self, is_numpys=True)
+        found = typed if low is None else larger(typed, low)
+        found = found if high is None else smaller(found, high)
+        return _typed(found, typed, *ends)
+
     # --- questions --------------------------------------------------------------------
 
     def __eq__(self, other: Any) -> Any:
@@ -390,6 +400,18 @@ def _dtype_of(*operands: Any) -> np.dtype | None:
     return np.result_type(*given) if given else None
 
 
+def _total(frame: FrameType, *operands: Any) -> tuple[np.integer, ...]:
+    """What is added without a change of value where NumPy sums, in 64 bits."""
+    if frame.f_code.co_name not in _TOTALS or not _is_numpys(frame):
+        return ()
+    dtype = _dtype_of(*operands)
+    is_unsigned = dtype is not None and dtype.kind == "u"
+    return (np.uint64(0) if is_unsigned else np.int64(0),)
+
+
+_TOTALS = {"_wrapreduction", "_sum", "_prod", "_mean"}  # functions of NumPy's
+
+
 def _untyped(size: Size) -> Size:
     """The same size as an integer of Python's."""
     return size.assumptions.known.size(size.expression)
@@ -451,7 +473,9 @@ def _arithmetic(operation: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
         if operation in _DIVISIONS and isinstance(b, Size):
             assumptions.refuse_zero(b, asker())
         found = assumptions.known.size(operation(_plain(a), _plain(b)))
-        return _typed(found, a, b, is_numpys=_is_numpys(asker((__name__,))))
+        frame = asker((__name__,))
+        total = _total(frame, a, b)
+        return _typed(found, a, b, *total, is_numpys=_is_numpys(frame))
     if is_real(a) or is_real(b):
         return combine(_NAMES[operation], a, b)
     refuse_short((a, b), asker())

@@ -216,6 +216,41 @@ def test_bits_powers_and_floats_of_numpys_integers_have_the_types_that_jit_gives
                 np.testing.assert_allclose(found, wanted, rtol=most)
 
 
+RANGES = {
+    "to": lambda e, n: jnp.arange(e),
+    "from, to": lambda e, n: jnp.arange(2, e),
+    "steps": lambda e, n: jnp.arange(0, n, np.int8(2)),
+    "backwards": lambda e, n: jnp.arange(np.int16(1) * n, 0, -1),
+    "floats": lambda e, n: jnp.arange(0, e, 0.5),
+    "given": lambda e, n: jnp.arange(e, dtype=np.float32),
+    "grid": lambda e, n: jnp.mgrid[0:e],
+    "clipped": lambda e, n: jnp.int8(1) + np.clip(n, 2, 8),
+    "clipped below": lambda e, n: jnp.int8(1) + np.clip(e, np.int32(2), None),
+    "clipped by a size": lambda e, n: jnp.int8(1) + np.clip(e, None, n),
+    "sum": lambda e, n: jnp.int8(1) + np.sum([e, np.int8(3)]),
+    "product of an array": lambda e, n: jnp.int8(1) + np.array([e, e]).prod(),
+    "one of Python's": lambda e, n: jnp.int8(1) + np.sum([n, np.int8(3)]),
+}
+
+
+@pytest.mark.parametrize("function", RANGES.values(), ids=RANGES)
+@given(dtype=st.sampled_from(INTEGER_TYPES[:-1]), is_x64=st.booleans())
+def test_ranges_sums_and_clipped_sizes_have_the_types_that_jit_gives(
+    function, dtype, is_x64
+):
+    def f(x):
+        return function(dtype(1) * x.shape[0], x.shape[0])
+
+    with jax.enable_x64(is_x64):
+        compiled = px.compile(f, dims={"x": "t"})
+        for n in (3, 11):
+            x = np.ones(n, np.int8)
+            found, wanted = compiled(x), jax.jit(f)(x)
+            assert described(found) == described(wanted)
+            np.testing.assert_array_equal(found, wanted)
+    assert compiled.stats.traces == 1
+
+
 def test_bits_of_numpys_integers_are_one_trace_for_all_sizes():
     def f(x):
         n = np.int16(1) * x.shape[0]
