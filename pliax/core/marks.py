@@ -1,13 +1,16 @@
 """How users say which sizes may change: named dimensions, and marks on arguments."""
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from .conditions import guard_or_true
 from .constraints import is_name
+from .dims import larger, smaller
 from .known_sizes import Symbol
 
 
@@ -139,10 +142,16 @@ class Dim:
         step = "" if self.multiple_of == 1 else f", a multiple of {self.multiple_of}"
         return f"at least {self.min}{upper}{step}"
 
-    def holds(self, size: int) -> bool:
-        """Whether a size is allowed."""
-        below = self.max is None or size <= self.max
-        return self.min <= size and below and size % self.multiple_of == 0
+    def holds(self, size: Any) -> bool:
+        """Whether a size is allowed; of one that is symbolic this leaves guards."""
+        asked = [size >= self.min, size % self.multiple_of == 0]
+        if self.max is not None:
+            asked.append(size <= self.max)
+        return all(map(guard_or_true, asked))
+
+    def refuses(self, size: Any) -> bool:
+        """Whether no array may have a size; any may be empty."""
+        return not self.holds(size) and guard_or_true(size != 0)
 
     @property
     def symbol(self) -> Symbol:
@@ -155,6 +164,21 @@ class Dim:
         if self.multiple_of == 1:
             return ()
         return (f"mod({self.name}, {self.multiple_of}) == 0",)
+
+
+def holds(constraint: str, sizes: Mapping[str, Any]) -> bool:
+    """Whether sizes satisfy a condition that `jax.export` reads; unknown names do.
+
+    Symbolic sizes are asked as by an `if` of the user's, under a guard; what only the
+    device knows is taken for true.
+    """
+    functions = {"max": larger, "min": smaller, "mod": operator.mod}
+    functions |= {"floordiv": operator.floordiv}
+    names = {"__builtins__": {}, "__name__": __name__, **functions, **sizes}
+    try:
+        return guard_or_true(eval(constraint.replace("^", "**"), names))
+    except NameError:
+        return True
 
 
 def _is_count(x: Any) -> bool:

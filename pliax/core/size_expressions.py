@@ -40,6 +40,11 @@ def evaluate(size: Any, values: Mapping[str, Any], extremes: Any = _INTEGERS) ->
     return eval(code(str(size)), {"__builtins__": {}, **extremes}, values)
 
 
+def at_hand(size: Any) -> Any:
+    """The value of a size in the call that is traced; an integer as itself."""
+    return evaluate(size, size.assumptions.known.hints if variables(size) else {})
+
+
 def substitute(size: Any, values: Mapping[str, Any]) -> Any:
     """A size with other sizes, or integers, for some of its named sizes."""
     names = variables(size)

@@ -13,12 +13,13 @@ import jax
 
 from pliax.core.collapse import ConstraintViolationError, multiple_note, multiple_of
 from pliax.core.constraints import in_python
-from pliax.core.dims import LARGEST
+from pliax.core.dims import LARGEST, Size
 from pliax.core.guards import Assumptions
 from pliax.core.known_sizes import Symbol
+from pliax.core.marks import holds
 from pliax.core.provenance import NOT_THE_USERS
+from pliax.core.size_expressions import at_hand
 
-from . import specialization
 from ._arguments import Leaf, Parameters
 from ._buckets import Placement
 from ._decisions import Decisions, kind_text
@@ -139,26 +140,26 @@ class Catalog:
         high = min((h for h in (symbol.high, high) if h is not None), default=None)
         return dataclasses.replace(symbol, low=max(symbol.low, low), high=high)
 
-    def check_dims(self, found: Mapping[str, tuple[int, str]]) -> None:
+    def check_dims(self, found: Mapping[str, tuple[Any, str]]) -> None:
         """Refuses sizes that the user's Dims and conditions exclude.
 
         Args:
             found: the named sizes, each with the argument that it was read off. Those
-                of an outer trace that are not known yet are its affair.
+                of an outer px.compile leave guards there.
         """
-        sizes = {name: n for name, (n, _) in found.items() if isinstance(n, int)}
+        sizes = {name: n for name, (n, _) in found.items() if isinstance(n, int | Size)}
         for name, size in sizes.items():
             dim = self.sizes.dims.get(name)
-            if dim is not None and size and not dim.holds(size):
+            if dim is not None and dim.refuses(size):
                 raise ValueError(
-                    f"{self.parameters.owner}: {name} is {size} in "
+                    f"{self.parameters.owner}: {name} is {at_hand(size)} in "
                     f"`{found[name][1]}`, but Dim({name!r}) says {dim.description}.\n"
                     "Pass another size, or widen the Dim."
                 )
         for text in self.options.constraints:
-            if not specialization.holds(text, sizes):
+            if not holds(text, sizes):
                 values = (
-                    f"{name} = {size} in `{found[name][1]}`"
+                    f"{name} = {at_hand(size)} in `{found[name][1]}`"
                     for name, size in sorted(sizes.items())
                 )
                 raise ValueError(
@@ -219,7 +220,7 @@ class Catalog:
             for s in reading.symbols
         )
         values = {s.name: s.hint for s in symbols if s.hint is not None}
-        allowed = (specialization.holds(c, values) for c in self._constraints())
+        allowed = (holds(c, values) for c in self._constraints())
         if family.entries or symbols == reading.symbols or not all(allowed):
             return None
         hinted = dataclasses.replace(reading, symbols=symbols)

@@ -13,11 +13,11 @@ from jax.core import ShapedArray
 from pliax.core.conditions import names_of
 from pliax.core.dims import LARGEST, Size
 from pliax.core.guards import Assumptions
+from pliax.core.marks import holds
 from pliax.core.size_expressions import evaluate
 
 from ._families import is_integer
 from ._leaves import on_leaves
-from .specialization import holds
 
 
 # The next multiple of a size is hardly further away; a neighbour of 1 is special too.

@@ -42,7 +42,7 @@ class Sizes:
         texts = (text for text in texts if isinstance(text, str))
         return frozenset(name for text in texts for name in names_in(text))
 
-    def read(self, leaves: Iterable[Leaf]) -> dict[str, tuple[int, Leaf]]:
+    def read(self, leaves: Iterable[Leaf]) -> dict[str, tuple[Any, Leaf]]:
         """The named sizes of a call, each with the array that it was read off first.
 
         Raises:
@@ -153,7 +153,7 @@ class Sizes:
                     f"write another expression."
                 )
 
-    def _bind_name(self, name: str, size: int, leaf: Leaf, bound: dict) -> None:
+    def _bind_name(self, name: str, size: Any, leaf: Leaf, bound: dict) -> None:
         known, where = bound.setdefault(name, (size, leaf))
         if known != size:
             raise ValueError(
@@ -173,7 +173,7 @@ def origins_of(shapes: Iterable[tuple[Leaf, tuple[Any, ...]]]) -> dict[str, str]
     return found
 
 
-def group_of(sizes: Mapping[str, tuple[int, Any]]) -> str:
+def group_of(sizes: Mapping[str, tuple[Any, Any]]) -> str:
     """The size class of a call, such as ``b=8, t=128``; "" without names."""
     return ", ".join(f"{name}={size}" for name, (size, _) in sizes.items())
 

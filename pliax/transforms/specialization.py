@@ -4,7 +4,6 @@ import bisect
 import dataclasses
 import functools
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -160,16 +159,6 @@ def expected_waste(buckets: Buckets, histogram: Mapping[int, int]) -> float:
     used = sum(n * count for n, count in histogram.items())
     held = sum(buckets.choose(n) * count for n, count in histogram.items())
     return 1 - used / held if held else 0.0
-
-
-def holds(constraint: str, sizes: Mapping[str, int]) -> bool:
-    """Whether sizes satisfy a condition that `jax.export` reads; unknown names do."""
-    functions = {"mod": operator.mod, "floordiv": operator.floordiv}
-    names = {"__builtins__": {}, "max": max, "min": min, **functions, **sizes}
-    try:
-        return bool(eval(constraint.replace("^", "**"), names))
-    except NameError:
-        return True
 
 
 def buckets_of(

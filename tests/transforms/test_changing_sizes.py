@@ -1,5 +1,6 @@
 """Laws of px.compile where sizes change: traces, guards, buckets, padding, reasons."""
 
+import contextlib
 import dataclasses
 import inspect
 import itertools
@@ -500,6 +501,43 @@ def test_a_dim_refuses_other_sizes():
             ValueError, match=rf"t is {size} in `x`, but Dim\('t'\) says at le"
         ):
             f(ones(3, size))
+
+
+LIMITS = {
+    "max": ({"max": 4}, None, [9], "t is 9 in `x`, but Dim"),
+    "min": ({"min": 3}, None, [2], "t is 2 in `x`, but Dim"),
+    "multiple": ({"multiple_of": 2}, None, [6, 5], "t is 5 in `x`, but Dim"),
+    "where": ({}, "t <= 4", [9], "where says t <= 4, but t = 9 in `x`"),
+}
+
+
+@pytest.mark.parametrize(("options", "where", "sizes", "text"), LIMITS.values())
+@pytest.mark.parametrize("dims", [None, {"y": "s"}])
+def test_limits_of_sizes_hold_in_another_compiled_function(
+    options, where, sizes, text, dims
+):
+    axes = {"x": {0: px.Dim("t", **options)}}
+    inner = px.compile(lambda x: x * 2, dims=axes, where=where)
+    for order in ([4, *sizes], sizes, [4, *sizes, 4]):
+        outer = px.compile(lambda y: inner(y) + 1, dims=dims)
+        for n in order:
+            is_allowed = n in (4, 6)
+            with (
+                contextlib.nullcontext()
+                if is_allowed
+                else pytest.raises(ValueError, match=text)
+            ):
+                same(outer(ones(n)), 2 * ones(n) + 1)
+
+
+def test_a_limit_of_an_inner_function_is_a_guard_of_the_outer_one():
+    inner = px.compile(lambda x: x * 2, dims={"x": {0: px.Dim("t", max=64)}})
+    outer = px.compile(lambda y: inner(y) + 1, dims={"y": "s"})
+    for n in (3, 5, 9, 64):
+        same(outer(ones(n)), 2 * ones(n) + 1)
+    assert outer.stats.traces == 1
+    (guard,) = outer.guards
+    assert guard.condition == "s <= 64" and "test_changing_sizes" in guard.place.file
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap])

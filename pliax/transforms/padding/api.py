@@ -13,6 +13,7 @@ from pliax.core.constraints import in_python
 from pliax.core.dims import Size
 from pliax.core.guards import Guard
 from pliax.core.known_sizes import Symbol
+from pliax.core.marks import holds
 from pliax.core.provenance import calling_place
 from pliax.core.symbolic_jaxprs import is_symbolic, shapes_of, with_sizes
 from pliax.core.unbacked import most, raise_failed, with_unbacked
@@ -27,7 +28,6 @@ from pliax.transforms._options import read_where
 from pliax.transforms._shape_specs import names_in
 from pliax.transforms._sizes import Sizes, origins_of, read_sizes
 from pliax.transforms._trace_errors import NotSymbolicError
-from pliax.transforms.specialization import holds
 from pliax.transforms.tracing import SymbolicTrace, trace, validate_if_asked
 
 from .interpreter import run_whole
