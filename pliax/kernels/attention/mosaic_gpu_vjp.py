@@ -58,10 +58,11 @@ _WIDE = 128  # channels: registers hold dk, dv and a tile, but little besides
 # thread block waits for its turn to add to dq. One H100, of 12 documents in 4,096 and
 # 16,384 tokens 1.08 and 1.20 times as fast, of windows of 1,024 0.99 and 0.95.
 _SPARSE, _FEW = 66.0, 900
-# Heads whose thread blocks start together: as many as L2 holds queries, cotangents and
-# dq of, and two, as with one the thread blocks of a head wait for each other. One H100,
-# 128 channels, no mask: of 4,096 tokens 519 TFLOP/s with 4 heads, 507 with 8, 476 with
-# 16 and 301 with 64; of 16,384 tokens 540 with 2, 509 with 8 and 399 with 16.
+# Heads whose thread blocks start together: the fewer, the more of a head wait for each
+# other; of the wide as many as L2 holds queries, cotangents and dq of. One H100, 128
+# channels, no mask: of 4,096 tokens 519 TFLOP/s with 4 heads, 507 with 8, 476 with 16
+# and 301 with 64; of 16,384 tokens 540 with 2, 509 with 8 and 399 with 16. Causal masks
+# with 64 channels: 369 with 16 heads, 349 with 8.
 _TOGETHER, _L2 = 16, 24 * 2**20
 
 
@@ -210,8 +211,9 @@ class _Backward:
     def together(self, many: int, visit: Any) -> int:
         """How many of the heads start together: a divisor of their number."""
         length, (keys, values) = visit[0].shape[1], (x.shape[3] for x in visit)
-        held = length * (2 * (keys + values) + 4 * keys)
-        most = max(2, min(_TOGETHER, _L2 // held))
+        most, held = _TOGETHER, length * (2 * (keys + values) + 4 * keys)
+        if max(keys, values) >= _WIDE:
+            most = max(2, min(most, _L2 // held))
         return max(n for n in range(1, most + 1) if many % n == 0)
 
     def scratch(self, stay: Any, visit: Any, known: Any) -> tuple[Any, ...]:
