@@ -214,7 +214,7 @@ def attention_gpu(record: dict[str, Any]) -> Any:
             axis.set_title(f"{direction}, D = {D}, S = {S}", fontsize=9)
     handles, names = axes[0][0].get_legend_handles_labels()
     figure.legend(
-        handles, names, fontsize=7, frameon=False, ncols=3, loc="outside lower center"
+        handles, names, fontsize=7, frameon=False, ncols=4, loc="outside lower center"
     )
     device = record["device"]["kind"]
     figure.suptitle(
@@ -234,10 +234,12 @@ def _rates(axis: Any, rows: list[dict[str, Any]], bars: list[dict[str, Any]]) ->
     present = [x for x in rivals if x in {row["rival"] for row in rows}]
     step = 0.84 / len(present)
     programs = list(dict.fromkeys(row["program"] for row in rows))[::-1]
+    named = set()
     for row in rows:
         place = present.index(row["rival"])
         height = programs.index(row["program"]) + 0.42 - step * (place + 0.5)
-        label = row["rival"] if row["program"] == programs[-1] else None
+        label = row["rival"] if row["rival"] not in named else None
+        named.add(row["rival"])
         colour = rivals[row["rival"]]
         axis.barh(height, row["tflops"], color=colour, height=step - 0.02, label=label)
         samples = row["tflops"] * row["median_ms"] / np.array(row["samples_ms"])
@@ -247,7 +249,8 @@ def _rates(axis: Any, rows: list[dict[str, Any]], bars: list[dict[str, Any]]) ->
         error = f" {max(row['over_plain']):.2f}"
         axis.text(0, height, error, fontsize=6, va="center", color="white")
         prefix = f"{row['program']} S={row['S']} D={row['D']} {row['direction']} "
-        aims = [x["bar"] / x["ratio"] for x in bars if x["name"].startswith(prefix)]
+        names = {prefix + x for x in ("torch flex", "cuDNN")}
+        aims = [x["bar"] / x["ratio"] for x in bars if x["name"] in names]
         if aims:
             least = row["tflops"] * max(aims)
             axis.vlines(least, height - 0.15, height + 0.15, color=COLOURS[1])
