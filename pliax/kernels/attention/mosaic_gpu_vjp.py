@@ -174,6 +174,20 @@ def _turns(
     return turns, jnp.swapaxes(is_seen, 1, 2)[..., None]
 
 
+def heads_together(heads: int, visit: Any) -> int:
+    """How many of the heads start together: a divisor of their number.
+
+    Args:
+        heads: Of all sequences.
+        visit: The queries and the output's cotangents, (B, T, H, D).
+    """
+    length, (keys, values) = visit[0].shape[1], (x.shape[3] for x in visit)
+    most, held = _TOGETHER, length * (2 * (keys + values) + 4 * keys)
+    if max(keys, values) >= _WIDE:
+        most = max(2, min(most, _L2 // held))
+    return max(n for n in range(1, most + 1) if heads % n == 0)
+
+
 @dataclass(frozen=True)
 class _Backward:
     gradient: Gradient
@@ -184,7 +198,7 @@ class _Backward:
         config, call = gradient.config, gradient.call
         arrays = stay, visit, known, *rest, *gradient.mods
         leaves, tree = jax.tree.flatten(arrays)
-        together = self.together(B * heads, visit)
+        together = heads_together(B * heads, visit)
         tiles = -(-S // config.span)
         whole = reach(config, gradient.blocks)
         queries = -(-call.sizes["q"] // whole) * whole
@@ -207,14 +221,6 @@ class _Backward:
             counters=(dq[0], dq[2], queries // config.columns),
             out_type=[*out, jax.ShapeDtypeStruct(dq, jnp.float32)],
         )(*leaves)
-
-    def together(self, many: int, visit: Any) -> int:
-        """How many of the heads start together: a divisor of their number."""
-        length, (keys, values) = visit[0].shape[1], (x.shape[3] for x in visit)
-        most, held = _TOGETHER, length * (2 * (keys + values) + 4 * keys)
-        if max(keys, values) >= _WIDE:
-            most = max(2, min(most, _L2 // held))
-        return max(n for n in range(1, most + 1) if many % n == 0)
 
     def scratch(self, stay: Any, visit: Any, known: Any) -> tuple[Any, ...]:
         """The shared memory of a thread block."""

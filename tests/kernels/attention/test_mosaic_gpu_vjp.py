@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 
 import pliax as px
 from pliax.kernels.attention import mosaic_gpu_limits
-from pliax.kernels.attention.mosaic_gpu_vjp import _turns, is_sparse
+from pliax.kernels.attention.mosaic_gpu_vjp import _turns, heads_together, is_sparse
 
 
 @settings(max_examples=25)
@@ -28,6 +28,18 @@ def test_turns_count_the_blocks_of_keys_that_were_seen_before(seen, ragged):
     np.testing.assert_array_equal(turns[0], np.cumsum(seen, axis=-1) - seen)
     rows = np.repeat(seen.any(-1), 64, axis=-1).T
     np.testing.assert_array_equal(is_seen[0, :, :, 0], rows)
+
+
+@given(heads=st.integers(1, 96), T=st.integers(1, 2**17), D=st.sampled_from([64, 128]))
+def test_heads_that_start_together_divide_all_and_are_as_many_as_the_cache_holds(
+    heads, T, D
+):
+    visit = [jax.ShapeDtypeStruct((1, T, heads, D), jnp.bfloat16)] * 2
+    found = heads_together(heads, visit)
+    assert heads % found == 0 and found <= 16
+    if D == 128:  # two bytes of a query and its cotangent, and four of dq
+        assert found <= 2 or found * T * D * 8 <= 24 * 2**20
+    assert D == 128 or heads % 16 or found == 16
 
 
 def documents(T, length=128):
@@ -55,6 +67,24 @@ def gradients(arrays, mask, implementation, **options):
         return jnp.sum(out.astype(jnp.float32) ** 2)
 
     return jax.grad(loss, (0, 1, 2))(*arrays)
+
+
+@pytest.mark.parametrize("scale", [1.2e-38, -0.5, 2.0])
+def test_gradients_are_exact_of_scales_with_and_without_a_reciprocal(scale):
+    def loss(arrays, implementation):
+        options = {"interpret": 1} if implementation == "mosaic_gpu" else None
+        out = px.flex_attention(
+            *arrays, scale=scale, implementation=implementation, kernel_options=options
+        )
+        return jnp.sum(out.astype(jnp.float32) ** 2)
+
+    arrays = gaussians(128, 64, jnp.bfloat16)
+    found = jax.grad(loss)(arrays, "mosaic_gpu")
+    golden = jax.grad(loss)([x.astype(jnp.float32) for x in arrays], "reference")
+    for x, y in zip(found, golden, strict=True):
+        error = jnp.abs(x.astype(jnp.float32) - y).max()
+        least = 1e-36  # of what is as small as the scale few bits are left
+        assert error <= 2**-6 * jnp.abs(y).max() + least
 
 
 def gaussians(T, D, dtype):
