@@ -847,6 +847,38 @@ def load_elements(ref: Any, index: Any, dtype: Any, layout: Any) -> Any:
     return load(ref, index)
 
 
+def take_number(counter: Any, to: Any, start: int) -> None:
+    """In a Mosaic GPU kernel: the next number that no thread block has taken.
+
+    Args:
+        counter: A semaphore in global memory: how many were taken.
+        to: An int32 in shared memory, which the warpgroup can read at once.
+        start: The first number.
+    """
+    import jax.experimental.pallas.mosaic_gpu as plgpu
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import arith, llvm, memref
+    from jax.experimental.mosaic.gpu import utils
+
+    inline: Any = plgpu.inline_mgpu
+
+    @inline(arg_types=(plgpu.RefType(), plgpu.RefType()))
+    def take(_: Any, counter: Any, to: Any) -> None:
+        integer = ir.IntegerType.get_signless(32)
+
+        def constant(x: int) -> Any:
+            return arith.constant(integer, ir.IntegerAttr.get(integer, x))
+
+        is_first = utils.single_thread_predicate(utils.ThreadSubset.WARPGROUP)
+        with utils.when(is_first):
+            add, order = llvm.AtomicBinOp.add, llvm.AtomicOrdering.monotonic
+            taken = llvm.atomicrmw(add, utils.memref_ptr(counter), constant(1), order)
+            memref.store(arith.addi(taken, constant(start)), to, [])
+        utils.warpgroup_barrier()
+
+    take(counter, to)
+
+
 def vote_not_finite(flags: Any, group: Any, sums: Any, layout: Any) -> None:
     """In a Mosaic GPU kernel: whether any number of any warpgroup is not finite.
 

@@ -83,8 +83,9 @@ TABLE = {
 
 
 _DECODING_MEMORY = 220 * 2**10  # bytes for matrices alone
+DECODING_ROOM = _MEMORY - _DECODING_MEMORY  # for what mods know of keys
 _STAGES = 8
-_MULTIPROCESSORS = 132  # of an H100 or H200
+MULTIPROCESSORS = 132  # of an H100 or H200
 _PART = 6  # visits that take as long as a part's beginning and end
 _WAVES = 9  # more parts than this do not share multiprocessors any better
 
@@ -218,6 +219,10 @@ class Kernel:
         is_enough = self._registers(config) <= most
         return is_enough and self._bytes(config) <= _MEMORY
 
+    def room(self, config: Config) -> int:
+        """Bytes of shared memory that are left."""
+        return max(0, _MEMORY - self._bytes(config))
+
     def _squares(self, config: Config) -> int:
         """Of dq, in the kernel for all gradients."""
         return config.columns // UNIT * (self.channels[0] // UNIT)
@@ -241,9 +246,9 @@ class Kernel:
             output = V if V != D else 0
             return visited + rows * (D + output) * 2 + 2 * rows * 4 + _REDUCTIONS
         kept = rows * (D + V) * 2
+        known = 0 if self.name == "dq" else config.stages * columns * 3 * 4
         if self.name != "backward":
-            return visited + kept
-        known = config.stages * columns * 3 * 4
+            return visited + kept + known
         d_scores = min(config.groups, 2) * rows * columns * 2
         squares = self._squares(config) * UNIT * UNIT * 4
         return visited + kept + rows * D * 2 + known + d_scores + squares
@@ -298,6 +303,6 @@ def splits(blocks: int, visits: int) -> int:
     """
 
     def longest(n: int) -> int:
-        return -(-blocks * n // _MULTIPROCESSORS) * (-(-visits // n) + _PART)
+        return -(-blocks * n // MULTIPROCESSORS) * (-(-visits // n) + _PART)
 
-    return min(range(1, _WAVES + 2 * _MULTIPROCESSORS // blocks), key=longest)
+    return min(range(1, _WAVES + 2 * MULTIPROCESSORS // blocks), key=longest)

@@ -1,6 +1,6 @@
 """flex_attention on Hopper GPUs: a fused kernel of Pallas's Mosaic GPU, forward.
 
-A thread block has the queries of a row of tiles and visits the key blocks its mask
+A thread block has the queries of a tile and visits the key blocks its mask
 lists, full ones first, in which `mask_mod` is not asked. One warpgroup moves keys and
 values into shared memory, ahead of the others, which each keep for 64 queries the
 maximum m, the sum l and the unnormalised output in registers:
@@ -13,6 +13,12 @@ other. Without a mod the scale is part of the exponent. Of a key that the mask h
 weight is 0, and 0 times NaN is not: if a mask may leave a key to nobody, and the output
 is not finite, a thread block starts again, and adds the values of partial blocks one by
 one where they are seen.
+
+Where there are more tiles than multiprocessors a thread block takes one after another.
+A counter in global memory says which nobody has, the warpgroup that moves asks it and
+tells the others through shared memory: keys, values and queries of the next tile are on
+their way while the output of this one is written. On one H100 that is 1.2 to 1.3 times
+as fast for packed documents, 1.1 for windows and 1.03 to 1.08 for all others.
 
 Of few queries (`parts`) the list of a thread block is cut into parts, which different
 ones take, and their warpgroups share the rows: visit i is that of warpgroup i mod 2.
@@ -39,10 +45,18 @@ from jaxtyping import Array, Float
 from pliax.kernels._hopper import shared_memory
 
 from .block_mask import BlockMask
-from .configs import Config, Kernel, decoding_config, splits as splits_of
+from .configs import (
+    DECODING_ROOM,
+    MULTIPROCESSORS,
+    Config,
+    Kernel,
+    decoding_config,
+    splits as splits_of,
+)
 from .diagonals import sees_itself
 from .mosaic_gpu_forward import Scratch, ThreadBlock
 from .mosaic_gpu_tiles import (
+    Moved,
     Operands,
     Verdict,
     as_lists,
@@ -126,8 +140,13 @@ def forward(
     call = call_of(arrays, block_mask, scale=scale, interpret=interpret, asked=asked)
     query, key, value = map(aligned, arrays)
     channels = key.shape[3], value.shape[3]
-    config = Kernel("forward", channels, call.blocks).config(call.asked)
-    run = _kernel(call, config, score_mod, block_mask)
+    kind = Kernel("forward", channels, call.blocks)
+    config = kind.config(call.asked)
+    room, workers = kind.room(config), None
+    apart = config.span * channels[1] * 2 if channels[0] == channels[1] else 0
+    if config.has_mover and apart <= room and not call.has_unseen:
+        room, workers = room - apart, MULTIPROCESSORS
+    run = _kernel(call, config, score_mod, block_mask, room, workers=workers)
     out, maximum, log_sum = run(query, key, value)
     T, V = call.sizes["q"], arrays[2].shape[3]
     maximum, log_sum = (heads_first(x)[:, :T] for x in (maximum, log_sum))
@@ -162,7 +181,7 @@ def parts(
     if splits is None:
         blocks = B * H * -(-T // config.span)
         splits = splits_of(blocks, -(-key.shape[1] // config.columns))
-    run = _kernel(call, config, score_mod, block_mask, splits)
+    run = _kernel(call, config, score_mod, block_mask, DECODING_ROOM, splits=splits)
     found = (x.reshape(-1, B, *x.shape[1:]) for x in run(query, key, value))
     out, maximum, total = (x[:, :, :, :T] for x in found)
     return out[..., : arrays[2].shape[3]], maximum, total
@@ -173,13 +192,24 @@ def _kernel(
     config: Config,
     score_mod: Any,
     block_mask: BlockMask | None,
-    splits: int | None = None,
+    room: int,
+    **options: int | None,
 ) -> Callable[[Array, Array, Array], Any]:
-    """The kernel of a call, with the arrays of its mods and its mask."""
+    """The kernel of a call, with the arrays of its mods and its mask.
+
+    Args:
+        call: What is static in the call.
+        config: How the kernel is cut into pieces.
+        score_mod: The mod, or None.
+        block_mask: The mask, or None.
+        room: Bytes of shared memory that are left.
+        options: `splits`, or `workers`.
+    """
     blocks = {"q": config.span, "k": reach(config, call.blocks)}
     score, mask = mods_of(call, score_mod, block_mask, blocks)
     lists = None if block_mask is None else block_mask.lists(transposed=False)
-    kernel = _Forward(call, config, score, mask, block_mask is not None, splits)
+    has_lists = block_mask is not None
+    kernel = _Forward(call, config, score, mask, has_lists, room, **options)
     return lambda query, key, value: kernel(query, key, value, as_lists(lists))
 
 
@@ -201,6 +231,17 @@ class _Forward:
 
     Of whole rows queries and outputs are (B, T, H, ...), of parts by head: the rows of
     a head lie together, as they came where there is one query.
+
+    Attributes:
+        call: What is static in the call.
+        config: How it is cut into pieces.
+        score: `score_mod`.
+        mask: `mask_mod`.
+        has_lists: Whether there is a mask.
+        room: Bytes of shared memory that are left for what mods know of keys.
+        splits: Parts of the keys; None for whole rows.
+        workers: Thread blocks that take one tile of whole rows after another, if there
+            are more tiles; None where each has one.
     """
 
     call: Call
@@ -208,7 +249,9 @@ class _Forward:
     score: Operands | None
     mask: Operands | None
     has_lists: bool
+    room: int
     splits: int | None = None
+    workers: int | None = None
 
     def __call__(self, query: Array, key: Array, value: Array, lists: Any) -> Any:
         B, H = self.call.sizes["b"], self.call.sizes["h"]
@@ -216,8 +259,7 @@ class _Forward:
         mods = [x.arrays for x in self.mods]
         arrays = (query, key, value), tuple(lists), *mods
         leaves, tree = jax.tree.flatten(arrays)
-        tiles = -(-self.call.sizes["q"] // config.span)
-        rows = tiles * config.span  # a tile's are copied without limits
+        rows = self.tiles * config.span  # a tile's are copied without limits
         copies = B if self.splits is None else self.splits * config.takers * B
         statistic = jax.ShapeDtypeStruct((copies, H, rows), jnp.float32)
         out = query.dtype if self.splits is None else jnp.dtype(jnp.float32)
@@ -231,17 +273,15 @@ class _Forward:
             shared_memory(out, config.groups, config.rows, V),
         )
         scratch = (
-            plgpu.RefUnion(*tiles_of_groups) if V == D else tiles_of_groups,
+            plgpu.RefUnion(*tiles_of_groups)
+            if V == D and not self.is_persistent
+            else tiles_of_groups,
             smem(config.stages, config.columns, D),
             smem(config.stages, config.columns, V),
-            [
-                plgpu.SMEM((config.stages, config.columns), x.dtype)
-                for n, number in self.moved
-                for x in [mods[n][number]]
-            ],
+            self.moved.scratch(),
             plgpu.SMEM((2, config.groups, config.rows), jnp.float32),
             plgpu.Barrier(num_barriers=config.groups),
-            (barriers(num_arrivals=1 + len(self.moved)), barriers()),
+            (barriers(num_arrivals=1 + self.moved.count), barriers()),
             (
                 barriers(num_arrivals=readers),
                 barriers(num_arrivals=readers),
@@ -250,19 +290,24 @@ class _Forward:
             Verdict.scratch(config, interpret=self.call.interpret)
             if self.call.has_unseen
             else (),
+            plgpu.SMEM((2, 3), jnp.int32),
+            plgpu.Barrier(num_barriers=2),
+            plgpu.Barrier(num_arrivals=config.groups, num_barriers=2),
         )
 
         def body(refs: Any, scratch: Any) -> None:
             arrays = jax.tree.unflatten(tree, refs[: len(leaves)])
-            shared = Scratch(*scratch[0], *scratch[1:])
+            counter = () if self.is_persistent else (None,)
+            shared = Scratch(*scratch[0], *scratch[1:], *counter)
             ThreadBlock(self, arrays, refs[len(leaves) :], shared).run()
 
         return run_kernel(
             body,
             scratch,
-            self.grid(tiles),
+            self.grid,
             config,
             self.call.interpret,
+            counters=(1,) if self.is_persistent else None,
             out_type=[
                 jax.ShapeDtypeStruct((copies, *query.shape[1:3], V), out),
                 *[statistic] * 2,
@@ -275,26 +320,34 @@ class _Forward:
         return [x for x in (self.score, self.mask) if x is not None]
 
     @property
-    def moved(self) -> list[tuple[int, int]]:
-        """What mods know of each key, by mod and number: with parts it comes along.
+    def moved(self) -> Moved:
+        """What mods know of keys, which comes with them."""
+        return Moved.of((self.score, self.mask), "k", self.config, self.room)
 
-        Of few queries a visit is short, beside the time that a load takes.
-        """
-        if self.splits is None:
-            return []
-        return [
-            (n, number)
-            for n, mod in enumerate(self.mods)
-            for number, item in enumerate(mod.separated.hoisted)
-            if "k" in item.axes and not item.is_looked_up
-        ]
+    @property
+    def tiles(self) -> int:
+        """Of queries of a head."""
+        return -(-self.call.sizes["q"] // self.config.span)
 
-    def grid(self, tiles: int) -> dict[str, int]:
+    @property
+    def tiles_in_all(self) -> int:
+        """Of all heads."""
+        return self.tiles * self.call.sizes["b"] * self.call.sizes["h"]
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether thread blocks take one tile after another."""
+        return self.workers is not None and self.tiles_in_all > self.workers
+
+    @property
+    def grid(self) -> dict[str, int]:
         """Thread blocks by name; those that start together read what lies together."""
         B, H = self.call.sizes["b"], self.call.sizes["h"]
+        if self.workers is not None and self.is_persistent:
+            return {"workers": self.workers}
         if self.splits is None:
-            return {"heads": H, "tiles": tiles, "batch": B}
-        return {"batch": B, "parts": self.splits, "heads": H, "tiles": tiles}
+            return {"heads": H, "tiles": self.tiles, "batch": B}
+        return {"batch": B, "parts": self.splits, "heads": H, "tiles": self.tiles}
 
     def rows(self, b: Any, h: Any, first: Any) -> tuple[Any, ...]:
         """Where a tile's rows of queries and outputs are."""

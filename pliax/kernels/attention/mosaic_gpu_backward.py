@@ -23,6 +23,7 @@ from .mosaic_gpu_tiles import (
     COLUMN,
     ROW,
     Tile,
+    accumulate,
     clear_rows,
     i32,
     make_finite,
@@ -45,6 +46,7 @@ class Scratch:
     finite_keys: Any  # for what is added to dq, where nobody may see a key
     visit: Any
     known: Any  # statistics of the queries that are visited
+    columns: Any  # what mods know of them
     d_scores: Any  # of all warpgroups: of this visit, and the one before
     squares: Any  # of dq
     stay_here: Any
@@ -183,6 +185,9 @@ class ThreadBlock:
         for n in (last,) if side else range(last):
             buffer = scratch.known[n].at[slot]
             plgpu.copy_gmem_to_smem(arrays.known[n].at[b, h, rows], buffer, here)
+        if side == 0:
+            at, moved = (b, h, tile * config.columns), self.gradient.moved
+            moved.load(arrays.mods, scratch.columns, slot, at, here)
 
     def start_to_add(self, b: Any, h: Any, tile: Any) -> None:
         """Squares to dq, in their turn."""
@@ -433,7 +438,7 @@ class _Step:
 
         start = shift, -self.known(-1, slot)
         scores, products = sums(start, body, gradient.call.interpret)
-        weights = self.hide(first, is_full, jnp.exp2(scores * factor))
+        weights = self.hide(slot, first, is_full, jnp.exp2(scores * factor))
         return weights, weights * products
 
     def in_turn(
@@ -444,10 +449,12 @@ class _Step:
         query, d_out = (x.at[slot] for x in scratch.visit)
         plgpu.barrier_wait(scratch.here[0].at[slot])
         scores, _ = multiply(keys, query, meanwhile)
-        weights, _ = self.weights(first, self.shifts(slot), scores)
-        weights = self.hide(first, is_full, weights)
+        columns = scratch.columns, slot
+        weights, _ = self.weights(first, self.shifts(slot), scores, columns)
+        weights = self.hide(slot, first, is_full, weights)
         plgpu.barrier_wait(scratch.here[1].at[slot])
-        return weights, weights * (multiply(values, d_out) - self.known(-1, slot))
+        given = -self.known(-1, slot), values, d_out.transpose((1, 0))
+        return weights, weights * accumulate(*given, self.weights.tile.interpret)
 
     def at_once(
         self, slot: Any, first: Any, is_full: Any, meanwhile: Any
@@ -464,8 +471,9 @@ class _Step:
             plgpu.wgmma(products, values, d_out)
             meanwhile()
             here = plgpu.wgmma_accumulator_load(scores, wait_n=1)
-            found, slope = weights(first, self.shifts(slot), here)
-            found = self.hide(first, is_full, found)
+            columns = scratch.columns, slot
+            found, slope = weights(first, self.shifts(slot), here, columns)
+            found = self.hide(slot, first, is_full, found)
             here = plgpu.wgmma_accumulator_load(products, wait_n=0)
             d_scores = found * (here - self.known(-1, slot))
             return found, with_slope_of_hidden(found, d_scores, slope)
@@ -487,12 +495,14 @@ class _Step:
         x = plgpu.load(ref, layout=COLUMN, optimized=False)
         return self.weights.tile.spread(x, "column", "tile")
 
-    def hide(self, first: Any, is_full: Any, found: Any) -> Any:
+    def hide(self, slot: Any, first: Any, is_full: Any, found: Any) -> Any:
         is_shown = [x for x in (is_full, self.block.is_inside) if x is not None]
         if not is_shown:
             return found
         is_shown = functools.reduce(jnp.logical_and, is_shown)
-        return lax.cond(is_shown, lambda x: x, partial(self.weights.hide, first), found)
+        columns = self.block.scratch.columns, slot
+        hide = partial(self.weights.hide, first, columns=columns)
+        return lax.cond(is_shown, lambda x: x, hide, found)
 
     def start_squares(self, part: Any, squares: Any, twin: Any) -> None:
         """What this visit adds to dq, with the keys of all warpgroups."""

@@ -14,6 +14,8 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
+from pliax.core._jax import take_number
+
 from .mosaic_gpu_tiles import (
     ModOnTile,
     Tile,
@@ -24,7 +26,6 @@ from .mosaic_gpu_tiles import (
     load_row,
     multiply,
     on_tile,
-    window,
     zeros,
 )
 from .mosaic_gpu_visits import Blocks, Visits, reach
@@ -46,6 +47,10 @@ class Scratch:
     free: Any  # read by all
     turn: Any
     verdict: Any
+    next: Any  # tiles: their numbers, and how many visits they make
+    next_here: Any
+    next_free: Any
+    counter: Any  # in global memory: how many tiles were taken; None without workers
 
 
 @dataclass(frozen=True)
@@ -59,41 +64,118 @@ class ThreadBlock:
 
     def run(self) -> None:
         """What one warpgroup does."""
-        config = self.kernel.config
-        h, n, b = (lax.axis_index(x) for x in ("heads", "tiles", "batch"))
-        tile = lax.axis_size("tiles") - 1 - n  # a causal mask's last have most to do
-        group = lax.axis_index("wg")
-        lists = self.arrays[1] if self.kernel.has_lists else None
-        call = self.kernel.call
-        blocks = Blocks(call.blocks, call.sizes["k"], config)
-        visits = blocks.visits(lists, b, h, tile * config.span)
-        if self.kernel.splits is not None:
-            visits = visits.part(lax.axis_index("parts"), self.kernel.splits)
+        config, group = self.kernel.config, lax.axis_index("wg")
         compute, move = config.registers
-
-        def compute_all() -> None:
-            own = 0 if config.shares_rows else group
-            place = b, h, tile * config.span + own * config.rows
-            is_spoiled = self.compute(visits, group, *place)
-            if is_spoiled is not None:
-                again = partial(self.compute, visits, group, *place, is_careful=True)
-                pl.when(is_spoiled)(again)
-
         if not config.has_mover:
-            compute_all()
+            self.compute_all(group)
             return
 
         @pl.when(group < config.groups)
         def _() -> None:
             plgpu.set_max_registers(compute, action="increase")
-            compute_all()
+            self.compute_all(group)
 
         @pl.when(group == config.groups)
         def _() -> None:
             plgpu.set_max_registers(move, action="decrease")
-            self.move(visits, b, h)
-            if self.verdict is not None:
-                pl.when(self.verdict(group))(partial(self.move, visits, b, h))
+            self.move_all(group)
+
+    # --- the tiles of a thread block ---
+
+    def over_tiles(self, body: Any, following: Any) -> Any:
+        """`body(place, visits, then, before)` for each tile of a thread block.
+
+        Args:
+            body: Gets where the tile is, `(b, h, first)`, its visits, a function that
+                tells the number of the next tile, and how many visits were made for
+                those before; None and None if it is the only tile.
+            following: From k and its number to that of the tile after the k-th, and to
+                its counts.
+
+        Returns:
+            How many visits were made for all tiles; None if there is one.
+        """
+        kernel, axes = self.kernel, lax.axis_index
+        if not kernel.is_persistent:
+            place = self.place(axes("batch"), axes("heads"), axes("tiles"))
+            body(place, self.visits(*place), None, None)
+            return None
+
+        def one(carry: Any) -> Any:
+            k, n, counts, before = carry
+            place, found = self.nth(n), []
+            visits = self.visits(*place, counts)
+
+            def then() -> Any:
+                found.extend(following(k, n))
+                return found[0]
+
+            body(place, visits, then, before)
+            return k + 1, *found, before + visits.total
+
+        n = axes("workers")
+        start = i32(0), n, self.counts(n), i32(0)
+        is_left = lambda carry: carry[1] < kernel.tiles_in_all  # noqa: E731
+        return lax.while_loop(is_left, one, start)[-1]
+
+    def nth(self, n: Any) -> tuple[Any, Any, Any]:
+        """Where the n-th tile is."""
+        batch, tiles = self.kernel.call.sizes["b"], self.kernel.tiles
+        n, b = lax.div(n, i32(batch)), lax.rem(n, i32(batch))
+        return self.place(b, lax.div(n, i32(tiles)), lax.rem(n, i32(tiles)))
+
+    def counts(self, n: Any) -> tuple[Any, ...]:
+        """How many visits the n-th tile makes, or the last if there are not so many."""
+        place = self.nth(jnp.minimum(n, self.kernel.tiles_in_all - 1))
+        return self.blocks.counts(self.lists, *place)
+
+    def take_next(self, k: Any, n: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Takes a tile that nobody has, and tells the warpgroups that compute."""
+        scratch, workers, slot = self.scratch, self.kernel.workers, lax.rem(k, i32(2))
+        free, numbers = scratch.next_free.at[slot], scratch.next.at[slot]
+        pl.when(k >= 2)(partial(plgpu.barrier_wait, free))
+        if self.kernel.call.interpret:  # thread blocks run one after another
+            numbers[0] = n + workers
+        else:
+            take_number(scratch.counter.at[0], numbers.at[0], workers)
+        n = numbers[0]
+        counts = self.counts(n)
+        for i, count in enumerate(counts):
+            numbers[1 + i] = count
+        plgpu.barrier_arrive(scratch.next_here.at[slot])
+        return n, counts
+
+    def hear_next(self, k: Any, n: Any) -> tuple[Any, tuple[Any, ...]]:
+        """What the warpgroup that moves has taken."""
+        scratch, slot = self.scratch, lax.rem(k, i32(2))
+        plgpu.barrier_wait(scratch.next_here.at[slot])
+        numbers = scratch.next.at[slot]
+        found = numbers[0], tuple(numbers[1 + i] for i in range(self.blocks.counted))
+        plgpu.barrier_arrive(scratch.next_free.at[slot])
+        return found
+
+    def place(self, b: Any, h: Any, n: Any) -> tuple[Any, Any, Any]:
+        """Of a head's n-th tile, the last first: under a causal mask it has most."""
+        tile = self.kernel.tiles - 1 - n
+        return b, h, tile * self.kernel.config.span
+
+    @property
+    def lists(self) -> Any:
+        """The mask's; None without one."""
+        return self.arrays[1] if self.kernel.has_lists else None
+
+    @property
+    def blocks(self) -> Blocks:
+        """What the lists are of."""
+        call, config = self.kernel.call, self.kernel.config
+        return Blocks(call.blocks, call.sizes["k"], config)
+
+    def visits(self, b: Any, h: Any, first: Any, counts: Any = None) -> Visits:
+        """The keys that a tile of queries sees."""
+        visits = self.blocks.visits(self.lists, b, h, first, counts)
+        if self.kernel.splits is None:
+            return visits
+        return visits.part(lax.axis_index("parts"), self.kernel.splits)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -102,30 +184,57 @@ class ThreadBlock:
 
     # --- the warpgroup that moves keys and values ---
 
-    def move(self, visits: Visits, b: Any, h: Any) -> None:
+    def move_all(self, group: Any) -> None:
         """Keys and values of all visits into shared memory, as room becomes free."""
+
+        def one(place: Any, visits: Visits, then: Any, before: Any) -> None:
+            self.move(visits, place, before)
+            if then is not None:
+                then()
+                return
+            self.await_readers(visits.total)
+            if self.verdict is None:
+                return
+
+            @pl.when(self.verdict(group))
+            def _() -> None:
+                self.move(visits, place, None)
+                self.await_readers(visits.total)
+
+        count = self.over_tiles(one, self.take_next)
+        if count is not None:
+            self.await_readers(count)
+
+    def await_readers(self, count: Any) -> None:
+        """Nobody leaves before all have read the last of so many visits."""
+        stages = self.kernel.config.stages
+
+        @pl.loop(jnp.maximum(count - stages, 0), count)
+        def _(i: Any) -> None:
+            for free in self.scratch.free:
+                plgpu.barrier_wait(free.at[lax.rem(i, i32(stages))])
+
+    def move(self, visits: Visits, place: Any, before: Any) -> None:
+        """Those of one tile, after so many visits for others."""
         stages, scratch = self.kernel.config.stages, self.scratch
 
         @pl.loop(i32(0), visits.total)
         def _(i: Any) -> None:
-            slot, first = lax.rem(i, i32(stages)), visits.first(i)
+            first, i = visits.first(i), i if before is None else before + i
+            slot = lax.rem(i, i32(stages))
             for side in (0, 1):
                 free = scratch.free[side].at[slot]
                 pl.when(i >= stages)(partial(plgpu.barrier_wait, free))
-                self.load(side, i, first, (b, h))
+                self.load(side, i, first, place)
                 if side == 0:
-                    here = scratch.here[0].at[slot]
-                    self.move_columns((b, h), first, slot, here)
-
-        @pl.loop(jnp.maximum(visits.total - stages, 0), visits.total)
-        def _(i: Any) -> None:  # nobody leaves before all have read
-            for free in scratch.free:
-                plgpu.barrier_wait(free.at[lax.rem(i, i32(stages))])
+                    here, at = scratch.here[0].at[slot], (*place[:2], first)
+                    moved = self.kernel.moved
+                    moved.load(self.arrays[2:], scratch.columns, slot, at, here)
 
     def load(self, side: int, i: Any, first: Any, place: Any) -> None:
         """Keys, side 0, or values of the i-th visit."""
         scratch, config = self.scratch, self.kernel.config
-        b, h = self.kernel.call.place_of_keys(*place)
+        b, h = self.kernel.call.place_of_keys(*place[:2])
         slot, rows = lax.rem(i, i32(config.stages)), pl.ds(first, config.columns)
         array, there = self.arrays[0][1 + side], (scratch.keys, scratch.values)[side]
         here = scratch.here[side].at[slot]
@@ -137,16 +246,48 @@ class ThreadBlock:
         for side in (0, 1):
             self.load(side, i, first, place)
 
-    def move_columns(self, place: Any, first: Any, slot: Any, here: Any) -> None:
-        """What mods know of the keys of a visit."""
-        kernel = self.kernel
-        pairs = zip(kernel.moved, self.scratch.columns, strict=True)
-        for (n, number), there in pairs:
-            item, ref = kernel.mods[n].separated.hoisted[number], self.arrays[2 + n]
-            x = window(item, ref[number], place, first, kernel.config.columns)
-            plgpu.copy_gmem_to_smem(x, there.at[slot], here)
-
     # --- the warpgroups that compute ---
+
+    def compute_all(self, group: Any) -> None:
+        """The results of all tiles."""
+        config = self.kernel.config
+        own = 0 if config.shares_rows else group * config.rows
+
+        def load(place: Any) -> None:
+            b, h, first = place
+            self.load_queries(group, (b, h, first + own))
+
+        def one(place: Any, visits: Visits, then: Any, before: Any) -> None:
+            b, h, first = place
+            run = partial(self.compute, visits, group, b, h, first + own)
+            if then is not None:
+                run(before, partial(load_next, then))
+                return
+            load(place)
+            is_spoiled = run()
+            if is_spoiled is None:
+                return
+
+            @pl.when(is_spoiled)
+            def _() -> None:
+                load(place)
+                run(is_careful=True)
+
+        def load_next(then: Any) -> None:
+            n = then()
+            pl.when(n < self.kernel.tiles_in_all)(lambda: load(self.nth(n)))
+
+        if self.kernel.is_persistent:
+            load(self.nth(lax.axis_index("workers")))
+        self.over_tiles(one, self.hear_next)
+        if self.kernel.is_persistent:
+            plgpu.wait_smem_to_gmem(0)
+
+    def load_queries(self, group: Any, place: Any) -> None:
+        """Those of a warpgroup."""
+        mine = self.scratch.queries.at[group, 0]
+        where = self.arrays[0][0].at[self.kernel.rows(*place)]
+        plgpu.copy_gmem_to_smem(where, mine, self.scratch.queries_here.at[group])
 
     def compute(
         self,
@@ -155,27 +296,37 @@ class ThreadBlock:
         b: Any,
         h: Any,
         first: Any,
+        before: Any = None,
+        after: Any = None,
         *,
         is_careful: bool = False,
     ) -> Any:
-        """Stores the results; says whether something hidden spoiled them."""
+        """Stores the results; says whether something hidden spoiled them.
+
+        Args:
+            visits: What the tile sees.
+            group: Which warpgroup this is.
+            b: Sequence.
+            h: Query head.
+            first: The first query.
+            before: Visits that were made for other tiles; None if there are none.
+            after: What can be done once nobody needs the queries.
+            is_careful: Whether something hidden may not be finite.
+        """
         config, call, scratch = self.kernel.config, self.kernel.call, self.scratch
-        query = self.arrays[0][0]
         mine = scratch.queries.at[group, 0]
         if not config.has_mover:
             for n in range(config.stages):
                 early = partial(self.load_both, visits, i32(n), (b, h))
                 pl.when(n < visits.total)(early)
-        where = query.at[self.kernel.rows(b, h, first)]
-        plgpu.copy_gmem_to_smem(where, mine, scratch.queries_here.at[group])
-        plgpu.barrier_wait(scratch.queries_here.at[group])
         whole = reach(config, call.blocks)
         tile = Tile(b, h, first, config, whole, "q", call.sizes, call.interpret)
         mods = self.kernel.score, self.kernel.mask
         score, mask = on_tile(tile, mods, self.arrays[2:])
+        plgpu.barrier_wait(scratch.queries_here.at[group])
         turn = group if config.shares_rows else i32(0)
-        step = _Step(self, visits, turn, mine, score, mask, tile, is_careful)
-        here = scratch.here[0].at[turn]
+        step = _Step(self, visits, turn, mine, score, mask, tile, is_careful, before)
+        here = scratch.here[0].at[step.slot(turn)]
         pl.when(visits.total > turn)(lambda: plgpu.barrier_wait(here))
         self.take_turn(group == 1)
         empty = zeros(config.rows, value=-jnp.inf), zeros(config.rows)
@@ -187,6 +338,8 @@ class ThreadBlock:
         is_spoiled = None
         if self.verdict is not None and not is_careful:
             is_spoiled = self.verdict(group, carry[0])
+        if after is not None:
+            after()
         self.store(group, (b, h, first), *carry)
         return is_spoiled
 
@@ -226,6 +379,8 @@ class ThreadBlock:
         b, h, first = place
         rows, scratch = pl.ds(first, self.kernel.config.rows), self.scratch
         out = scratch.output.at[group]
+        if self.kernel.is_persistent:  # what it found for the tile before is on its way
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         out[...] = acc.astype(out.dtype)
         for n, x in enumerate(statistics):
             scratch.statistics.at[n, group][...] = x
@@ -233,7 +388,8 @@ class ThreadBlock:
         plgpu.copy_smem_to_gmem(out, self.outputs[0].at[self.kernel.rows(*place)])
         for n, ref in enumerate(self.outputs[1:]):
             plgpu.copy_smem_to_gmem(scratch.statistics.at[n, group], ref.at[b, h, rows])
-        plgpu.wait_smem_to_gmem(0)
+        if not self.kernel.is_persistent:
+            plgpu.wait_smem_to_gmem(0)
 
 
 @dataclass(frozen=True)
@@ -248,6 +404,12 @@ class _Step:
     mask: ModOnTile | None
     tile: Tile
     is_careful: bool  # about hidden values that are not finite
+    before: Any  # visits for other tiles; None if there are none
+
+    def slot(self, i: Any) -> Any:
+        """Where the keys and values of the i-th visit are."""
+        i = i if self.before is None else self.before + i
+        return lax.rem(i, i32(self.tile.config.stages))
 
     def count(self, visits: Any) -> Any:
         """How many of the first visits are its warpgroup's."""
@@ -260,16 +422,13 @@ class _Step:
         acc, top, total = carry
         block, config = self.block, self.block.kernel.config
         i = n * config.takers + self.turn if config.shares_rows else n
-        scratch, slot = block.scratch, lax.rem(i, i32(config.stages))
-        # A short visit would wait for its list: it is read beside the product.
-        is_early = block.kernel.splits is not None or not config.has_mover
-        first = self.first(i, is_full) if is_early else None
+        scratch, slot = block.scratch, self.slot(i)
+        first = self.first(i, is_full)  # beside the product, as lists are far away
         scores, seen = multiply(
             self.queries, scratch.keys.at[slot], partial(self.meanwhile, first, is_full)
         )
         known = self.known(slot, is_full)
         self.release(0, i)
-        first = first if is_early else self.first(i, is_full)
         weights, top, decay, added = self.soften(
             scores, top, first, is_full, known, seen
         )
@@ -300,8 +459,7 @@ class _Step:
         """Keys or values that have been read make room for others."""
         config, scratch = self.tile.config, self.block.scratch
         if config.has_mover:
-            slot = lax.rem(i, i32(config.stages))
-            plgpu.barrier_arrive(scratch.free[side].at[slot])
+            plgpu.barrier_arrive(scratch.free[side].at[self.slot(i)])
             return
         ahead = i + config.stages
 
@@ -313,15 +471,11 @@ class _Step:
 
     def known(self, slot: Any, is_full: bool) -> list[dict[int, Any]]:
         """What score_mod and mask_mod know of the keys, where it came with them."""
-        found, mods = [], iter(range(len(self.block.kernel.mods)))
-        given = list(
-            zip(self.block.kernel.moved, self.block.scratch.columns, strict=True)
-        )
-        for mod, is_asked in ((self.score, True), (self.mask, not is_full)):
-            n = None if mod is None else next(mods)
-            refs = {number: x.at[slot] for (m, number), x in given if m == n}
-            found.append(mod.columns_in(refs) if mod is not None and is_asked else {})
-        return found
+        known = partial(self.block.kernel.moved.known, self.block.scratch.columns, slot)
+        return [
+            known(self.score, is_last=False),
+            {} if is_full else known(self.mask, is_last=True),
+        ]
 
     def first(self, i: Any, is_full: bool) -> Any:
         """The first key of a visit; None where nobody asks for it."""
@@ -376,8 +530,7 @@ class _Step:
             plgpu.barrier_wait(turn)
 
     def await_next_keys(self, i: Any) -> None:
-        config = self.block.kernel.config
-        following = i + config.takers
-        slot = lax.rem(following, i32(config.stages))
-        wait = partial(plgpu.barrier_wait, self.block.scratch.here[0].at[slot])
+        following = i + self.block.kernel.config.takers
+        here = self.block.scratch.here[0].at[self.slot(following)]
+        wait = partial(plgpu.barrier_wait, here)
         pl.when(following < self.visits.total)(wait)

@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from .configs import Config
 from .mosaic_gpu import Call
-from .mosaic_gpu_tiles import ModOnTile, Operands, Tile, i32
+from .mosaic_gpu_tiles import ModOnTile, Moved, Operands, Tile, i32
 from .row_statistics import LOG2E
 from .separation import is_literal
 
@@ -35,6 +35,7 @@ class Gradient:
         score: `score_mod` and its slope.
         mask: `mask_mod`.
         dtype: Of the arrays.
+        moved: What mods know of its columns, which comes with them.
     """
 
     call: Call
@@ -44,6 +45,7 @@ class Gradient:
     score: Operands | None
     mask: Operands | None
     dtype: Any
+    moved: Moved
 
     @property
     def is_linear(self) -> bool:
@@ -109,28 +111,39 @@ class Weights:
     score: ModOnTile | None
     mask: ModOnTile | None
 
-    def __call__(self, first: Any, shifts: Any, scores: Any) -> tuple[Any, Any]:
+    def __call__(
+        self, first: Any, shifts: Any, scores: Any, columns: Any
+    ) -> tuple[Any, Any]:
         """Weights, hidden ones too, and how much a modified score changes."""
         gradient, slope = self.gradient, None
         if gradient.is_linear:
             return jnp.exp2(scores * gradient.exponent_factor - shifts[0]), None
         scores = scores * gradient.call.scale
         if self.score is not None:
-            scores, *rest = self.score(first, scores)
+            known = self.known(columns, self.score, is_last=False)
+            scores, *rest = self.score(first, scores, known)
             slope = rest[0] if gradient.has_slope else None
         return jnp.exp2((scores - shifts[0]) * LOG2E - shifts[1]), slope
 
-    def hide(self, first: Any, weights: Any) -> Any:
+    def known(self, columns: Any, mod: Any, *, is_last: bool) -> dict[int, Any]:
+        """What a mod knows of columns that are in shared memory, in a slot."""
+        there, slot = columns
+        return self.gradient.moved.known(there, slot, mod, is_last=is_last)
+
+    def hide(self, first: Any, weights: Any, columns: Any) -> Any:
         """Weights of a partial block, or of one that reaches beyond the end."""
-        for visible in self.visible(first):
+        for visible in self.visible(first, columns):
             weights = jnp.where(visible, weights, 0.0)
         return weights
 
-    def visible(self, first: Any) -> list[Any]:
+    def visible(self, first: Any, columns: Any) -> list[Any]:
         """What hides weights of such a block."""
         real = self.tile.is_column_real(first), self.tile.is_row_real()
         parts = [x for x in real if x is not None]
-        return parts if self.mask is None else [*parts, *self.mask(first)]
+        if self.mask is None:
+            return parts
+        known = self.known(columns, self.mask, is_last=True)
+        return [*parts, *self.mask(first, known=known)]
 
 
 def is_linear(score_mod: Any, scale: float) -> bool:

@@ -35,6 +35,7 @@ from .mosaic_gpu_gradients import (
 from .mosaic_gpu_tiles import (
     COLUMN,
     ROW,
+    Moved,
     Tile,
     Verdict,
     accumulate,
@@ -81,12 +82,14 @@ def gradients_of(
     if blocks is not None and rows == "k":
         blocks = blocks[1], blocks[0]
     name, channels = "dq" if rows == "q" else "dkv", (key.shape[3], value.shape[3])
-    config, blind = Kernel(name, channels, blocks).config(call.asked), ()
+    kind, blind = Kernel(name, channels, blocks), ()
+    config = kind.config(call.asked)
     loaded = {rows: config.span, other: reach(config, blocks)}
     if score_mod is not None and names != "v":
         score_mod = with_slope(score_mod)
     score, mask = mods_of(call, score_mod, block_mask, loaded)
-    gradient = Gradient(call, config, rows, blocks, score, mask, query.dtype)
+    moved = Moved.of((score, mask), other, config, kind.room(config))
+    gradient = Gradient(call, config, rows, blocks, score, mask, query.dtype, moved)
     if call.has_unseen and "k" in names:
         blind = blind_tiles(statistics, call.sizes["q"], config.columns)
     kernel = _Backward(gradient, names)
@@ -112,11 +115,17 @@ class _Backward:
         leaves, tree = jax.tree.flatten(arrays)
         smem = partial(shared_memory, gradient.dtype)
         barriers = partial(plgpu.Barrier, num_barriers=config.stages)
+        known, shape = [], (config.stages, config.columns)
+        if gradient.rows == "k":
+            known = [plgpu.SMEM(shape, jnp.float32) for _ in statistics]
+        more = len(known) + gradient.moved.count
         scratch = (
             [smem(config.groups, config.rows, x.shape[3]) for x in stay],
             [smem(config.stages, config.columns, x.shape[3]) for x in visit],
+            known,
+            gradient.moved.scratch(),
             plgpu.Barrier(num_arrivals=2, num_barriers=config.groups),
-            [barriers() for _ in visit],
+            [barriers(num_arrivals=1 + n) for n in (more, 0)],
             [barriers(num_arrivals=config.groups) for _ in visit],
             Verdict.scratch(config, interpret=gradient.call.interpret)
             if self.names == "q" and gradient.call.has_unseen
@@ -159,6 +168,8 @@ class _Arrays:
 class _Scratch:
     stay: Any  # of each warpgroup; its gradients in the end
     visit: Any
+    known: Any  # statistics of the queries that are visited
+    columns: Any  # what mods know of what is visited
     stay_here: Any
     here: Any  # barriers of what is visited: loaded
     free: Any  # read by all
@@ -222,14 +233,14 @@ class _ThreadBlock:
         stages, columns = gradient.config.stages, gradient.config.columns
 
         def of_head(n: Any, count: Any) -> Any:
-            seen = gradient.seen_by(n, b, h)
+            seen = place = gradient.seen_by(n, b, h)
             visits = self.visits(*seen, first)
             if gradient.rows == "q":
                 seen = gradient.call.place_of_keys(b, h)
 
             def one(i: Any, count: Any) -> Any:
-                slot = lax.rem(count, i32(stages))
-                rows = pl.ds(visits.first(i), columns)
+                slot, start = lax.rem(count, i32(stages)), visits.first(i)
+                rows, at = pl.ds(start, columns), (*place, start)
                 for side, array in enumerate(self.arrays.visit):
                     wait = partial(plgpu.barrier_wait, scratch.free[side].at[slot])
                     pl.when(count >= stages)(wait)
@@ -238,6 +249,8 @@ class _ThreadBlock:
                         scratch.visit[side].at[slot],
                         scratch.here[side].at[slot],
                     )
+                    if side == 0:
+                        self.move_columns(at, slot, scratch.here[0].at[slot])
                 return count + 1
 
             return lax.fori_loop(i32(0), visits.total, one, count)
@@ -248,6 +261,16 @@ class _ThreadBlock:
         def _(i: Any) -> None:  # nobody leaves before all have read
             for free in scratch.free:
                 plgpu.barrier_wait(free.at[lax.rem(i, i32(stages))])
+
+    def move_columns(self, at: Any, slot: Any, here: Any) -> None:
+        """What is known of the columns of a visit: statistics of queries, and mods'."""
+        (*place, first), scratch = at, self.scratch
+        columns = pl.ds(first, self.gradient.config.columns)
+        for array, there in zip(self.arrays.statistics, scratch.known, strict=False):
+            x = array.at[(*place, columns)]
+            plgpu.copy_gmem_to_smem(x, there.at[slot], here)
+        moved = self.gradient.moved
+        moved.load(self.arrays.mods, scratch.columns, slot, at, here)
 
     # --- the warpgroups that compute ---
 
@@ -311,10 +334,12 @@ class _Step:
         config, dtype = kernel.gradient.config, kernel.gradient.dtype
         slot, first = lax.rem(count, i32(config.stages)), self.visits.first(i)
         free = [partial(plgpu.barrier_arrive, x.at[slot]) for x in scratch.free]
-        *shifts, delta = self.statistics(rows, first)
-        weights, slope = self.weights(first, shifts, self.product(0, slot))
+        columns = scratch.columns, slot
+        scores = self.product(0, slot)
+        *shifts, delta = self.statistics(rows, slot)
+        weights, slope = self.weights(first, shifts, scores, columns)
         if not is_full:
-            weights = self.weights.hide(first, weights)
+            weights = self.weights.hide(first, weights, columns)
         found = {"v": weights}
         if kernel.names == "v":
             free[0]()
@@ -332,7 +357,7 @@ class _Step:
             if name == "k" and self.is_careful:
                 self.leave_out_blind(first, slot)
             if name == "q" and self.is_careful and not is_full:
-                sums[name] = self.add_seen(sums[name], halves[name], first)
+                sums[name] = self.add_seen(sums[name], halves[name], first, columns)
             else:
                 given = sums[name], halves[name], scratch.visit[side].at[slot]
                 sums[name] = accumulate(*given, self.tile.interpret)
@@ -357,10 +382,10 @@ class _Step:
 
         pl.when(has_blind)(partial(clear_rows, queries, is_blind))
 
-    def add_seen(self, d_query: Any, d_scores: Any, first: Any) -> Any:
+    def add_seen(self, d_query: Any, d_scores: Any, first: Any, columns: Any) -> Any:
         """What is seen of each key in turn, instead of a product."""
         tile, key = self.tile, self.block.arrays.visit[0]
-        seen = functools.reduce(jnp.logical_and, self.weights.visible(first))
+        seen = functools.reduce(jnp.logical_and, self.weights.visible(first, columns))
         place = self.weights.gradient.call.place_of_keys(tile.b, tile.h)
         row = partial(load_row, key, place, first, tile.sizes["k"])
         return add_seen(d_query, d_scores.astype(jnp.float32), seen, row)
@@ -378,18 +403,15 @@ class _Step:
         """Those of the queries, where queries are the rows."""
         if self.tile.rows != "q":
             return None
-        return [
-            self._load(x, self.tile.first, ROW) for x in self.block.arrays.statistics
-        ]
+        rows = pl.ds(self.tile.first, self.tile.shape[0])
+        here = self.tile.b, self.tile.h, rows
+        load = partial(plgpu.load, layout=ROW, optimized=False)
+        return [load(x.at[here]) for x in self.block.arrays.statistics]
 
-    def statistics(self, rows: Any, first: Any) -> list[Any]:
+    def statistics(self, rows: Any, slot: Any) -> list[Any]:
         """On the tile."""
         if rows is not None:
             return [self.tile.spread(x, "row", "tile") for x in rows]
-        loaded = [self._load(x, first, COLUMN) for x in self.block.arrays.statistics]
+        load = partial(plgpu.load, layout=COLUMN, optimized=False)
+        loaded = [load(x.at[slot]) for x in self.block.scratch.known]
         return [self.tile.spread(x, "column", "tile") for x in loaded]
-
-    def _load(self, ref: Any, first: Any, layout: Any) -> Any:
-        n = self.tile.shape[0] if layout is ROW else self.tile.shape[1]
-        window = ref.at[self.tile.b, self.tile.h, pl.ds(first, n)]
-        return plgpu.load(window, layout=layout, optimized=False)

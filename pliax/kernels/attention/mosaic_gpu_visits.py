@@ -43,6 +43,11 @@ class Visits(NamedTuple):
         return Visits(full, total, lambda i: self.first(start + i))
 
 
+def _row(num: Any, b: Any, h: Any, n: Any) -> tuple[Any, ...]:
+    """Where the n-th row of blocks is in lists that sequences and heads may share."""
+    return b if num.shape[0] > 1 else 0, h if num.shape[1] > 1 else 0, n
+
+
 @dataclass(frozen=True)
 class Blocks:
     """The lists of a mask, or none: then every column is visited.
@@ -57,17 +62,32 @@ class Blocks:
     length: int
     config: Config
 
-    def visits(self, lists: Any, b: Any, h: Any, first: Any) -> Visits:
-        """The visits of the rows from `first` on."""
+    @property
+    def counted(self) -> int:
+        """How many counts lists have: full visits, and all."""
+        return 0 if self.sizes is None else 2
+
+    def counts(self, lists: Any, b: Any, h: Any, first: Any) -> tuple[Any, ...]:
+        """Full visits of the rows from `first` on, and all; () without lists."""
+        if lists is None or self.sizes is None:
+            return ()
+        num, _, full_num, _ = lists
+        at = _row(num, b, h, lax.div(first, i32(self.sizes[0])))
+        per = i32(self.sizes[1] // self.config.columns)
+        return full_num[at] * per, (full_num[at] + num[at]) * per
+
+    def visits(
+        self, lists: Any, b: Any, h: Any, first: Any, counts: Any = None
+    ) -> Visits:
+        """The visits of the rows from `first` on, whose counts may be known."""
         step = self.config.columns
         if lists is None or self.sizes is None:
             full, total = self.length // step, -(-self.length // step)
             return Visits(np.int32(full), np.int32(total), lambda i: i * np.int32(step))
-        num, indices, full_num, full_indices = lists
-        row = lax.div(first, i32(self.sizes[0]))
-        at = (b if num.shape[0] > 1 else 0, h if num.shape[1] > 1 else 0, row)
+        num, indices, _, full_indices = lists
+        at = _row(num, b, h, lax.div(first, i32(self.sizes[0])))
         per = i32(self.sizes[1] // step)
-        full, total = full_num[at] * per, (full_num[at] + num[at]) * per
+        full, total = counts or self.counts(lists, b, h, first)
 
         def column(i: Any) -> Any:
             is_full = i < full
@@ -86,8 +106,7 @@ class Blocks:
             whole = self.length // step if self.length % step else None
             return Backwards(i32(-(-self.length // step)), whole=whole)
         num, indices, full_num, full_indices = lists
-        row = lax.div(first, i32(self.sizes[0]))
-        at = (b if num.shape[0] > 1 else 0, h if num.shape[1] > 1 else 0, row)
+        at = _row(num, b, h, lax.div(first, i32(self.sizes[0])))
         per = self.sizes[1] // step
         total = (full_num[at] + num[at]) * per
         ends = full_num[at], num[at]

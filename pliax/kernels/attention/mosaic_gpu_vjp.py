@@ -43,6 +43,7 @@ from .mosaic_gpu_gradients import (
 )
 from .mosaic_gpu_split_vjp import gradients_of
 from .mosaic_gpu_tiles import (
+    Moved,
     as_lists,
     i32,
     run_kernel,
@@ -135,14 +136,16 @@ def _all_gradients(
         turn, is_seen = _turns(block_mask)
         turns = (turn,)
     channels = key.shape[3], value.shape[3]
-    config = Kernel("backward", channels, blocks).config(call.asked)
+    kind = Kernel("backward", channels, blocks)
+    config = kind.config(call.asked)
     if call.has_unseen:
         blind = blind_tiles(known, call.sizes["q"], config.columns)
     if score_mod is not None:
         score_mod = with_slope(score_mod)
     loaded = {"k": config.span, "q": reach(config, blocks)}
     mods = mods_of(call, score_mod, block_mask, loaded)
-    gradient = Gradient(call, config, "k", blocks, *mods, query.dtype)
+    moved = Moved.of(mods, "q", config, kind.room(config))
+    gradient = Gradient(call, config, "k", blocks, *mods, query.dtype, moved)
     kernel = _Backward(gradient, key.shape[3] // SQUARE)
     rest = as_lists(lists), turns, blind
     dk, dv, dq = kernel((key, value), (query, d_out), known, *rest)
@@ -219,6 +222,7 @@ class _Backward:
             config,
             call.interpret,
             counters=(dq[0], dq[2], queries // config.columns),
+            has_own_barriers=True,
             out_type=[*out, jax.ShapeDtypeStruct(dq, jnp.float32)],
         )(*leaves)
 
@@ -237,10 +241,14 @@ class _Backward:
             else (),
             [smem(stages, columns, x.shape[3]) for x in visit],
             [plgpu.SMEM((stages, columns), jnp.float32) for _ in known],
+            self.gradient.moved.scratch(),
             smem(min(groups, 2), groups, rows, columns),
             shared_memory(jnp.float32, *squares),
             plgpu.Barrier(num_arrivals=2, num_barriers=groups),
-            [barriers(num_arrivals=n) for n in (len(known), 2)],
+            [
+                barriers(num_arrivals=n)
+                for n in (len(known) + self.gradient.moved.count, 2)
+            ],
             barriers(num_arrivals=groups),
             plgpu.Barrier(num_arrivals=groups),
             plgpu.Barrier(num_barriers=groups),

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 import pliax as px
 from pliax.kernels.attention import mosaic_gpu, mosaic_gpu_limits, mosaic_gpu_vjp
 from pliax.kernels.attention.arguments import close_score_mod
+from pliax.kernels.attention.configs import Kernel
 from pliax.kernels.attention.derivatives import widened
 
 
@@ -117,6 +118,12 @@ def plain(case, arrays, floats, others, seen, cotangents):
 
 
 def fused(case, arrays, floats, others, seen, cotangents):
+    attend = kernels_of(case, others, seen)
+    return pulled_back(attend, arrays, floats, cotangents)
+
+
+def kernels_of(case, others, seen):
+    """Attention of arrays and floats."""
     mod, mask = MOD[case.mod], MASK[case.mask]
     block_mask = None
     if mask.make:
@@ -133,7 +140,7 @@ def fused(case, arrays, floats, others, seen, cotangents):
         )  # fmt: skip
         return out, aux.lse, aux.max_scores
 
-    return pulled_back(attend, arrays, floats, cotangents)
+    return attend
 
 
 @pytest.mark.parametrize(
@@ -148,6 +155,67 @@ def test_the_kernels_are_as_exact_as_the_plain_formula(case):
     formula = jax.jit(partial(plain, case))
     found = jax.jit(partial(fused, case))(*given)
     assert_error_rule(found, formula(*given), in_float64(formula, *given))
+
+
+MANY_TILES = [
+    Case(mask="causal", lengths=(257, 257), heads=1),
+    Case(mask="document_ids", lengths=(260, 260), heads=4),
+    Case(mod="alibi", channels=(64, 128), lengths=(130, 300), heads=4),
+    Case(
+        mod="bf16_table", mask="sliding_window", lengths=(300, 300), channels=(128, 128)
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "workers"),
+    [
+        pytest.param(x, n, id=f"{x}-{n}", marks=[] if i == 1 else [pytest.mark.slow])
+        for i, x in enumerate(MANY_TILES)
+        for n in (3, 5)
+    ],
+)
+def test_a_thread_block_that_takes_many_tiles_finds_what_one_for_each_does(
+    case, workers, monkeypatch
+):
+    arrays, floats, others, seen, _ = operands(case)
+
+    def traced():
+        jax.clear_caches()  # of what the number of multiprocessors is part of
+        run = jax.jit(kernels_of(case, others, seen))
+        return run.trace(arrays, floats), run(arrays, floats)
+
+    _, wanted = traced()
+    monkeypatch.setattr(mosaic_gpu, "MULTIPROCESSORS", workers)
+    program, found = traced()
+    assert "axis_name=workers" in str(program.jaxpr)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+def test_under_vmap_each_call_counts_its_own_tiles(monkeypatch):
+    monkeypatch.setattr(mosaic_gpu, "MULTIPROCESSORS", 3)
+    q, k, v = (gaussian(n, (2, 1, 260, 2, 64), jnp.bfloat16) for n in range(3))
+    mask = px.create_block_mask(px.kernels.masks.causal, None, None, 260, 260)
+    attend = partial(
+        px.flex_attention, block_mask=mask, implementation="mosaic_gpu",
+        kernel_options=INTERPRET,
+    )  # fmt: skip
+    found = jax.jit(jax.vmap(attend, in_axes=(0, None, 0)))(q, k[0], v)
+    for n in range(2):
+        np.testing.assert_array_equal(found[n], jax.jit(attend)(q[n], k[0], v[n]))
+
+
+@pytest.mark.parametrize("channels", [(64, 64), (192, 192)])
+def test_what_mods_know_of_columns_may_find_no_room_beside_them(channels, monkeypatch):
+    case = Case(
+        mod="bf16_table", mask="document_ids", lengths=(130, 130), channels=channels
+    )
+    given, runs = operands(case), []
+    for room in (Kernel.room, lambda self, config: 0):
+        monkeypatch.setattr(Kernel, "room", room)
+        jax.clear_caches()
+        runs.append(jax.jit(partial(fused, case))(*given))
+    jax.tree.map(np.testing.assert_array_equal, *runs)
 
 
 def test_a_query_that_sees_nothing_gives_nothing_whatever_it_holds():
@@ -423,6 +491,7 @@ def _gradients_of(arrays, slopes, mask):
 )
 def test_under_vmap_and_shard_map_the_kernels_lower_for_a_gpu(mask_mod, monkeypatch):
     monkeypatch.setattr(mosaic_gpu_limits, "refused_device", lambda: None)
+    monkeypatch.setattr(mosaic_gpu, "MULTIPROCESSORS", 2)
     T = 256
     q, k, v = (gaussian(n, (2, 4, T, 4, 64), jnp.bfloat16) for n in range(3))
     mask, slopes = px.create_block_mask(mask_mod, None, None, T, T), jnp.ones(4)
