@@ -283,7 +283,7 @@ def timed(bound: Any, args: tuple, kwargs: dict, names: dict[str, Any]) -> Any:
     in a thousand is wrong.
     """
     before, start = builds.count, perf_counter()
-    results = bound.call(args, kwargs)
+    results = bound.run(*args, **kwargs)
     seconds = perf_counter() - start
     if builds.count == before:
         bound.calls.timed_one(seconds)

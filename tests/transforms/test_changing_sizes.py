@@ -540,6 +540,18 @@ def test_a_limit_of_an_inner_function_is_a_guard_of_the_outer_one():
     assert guard.condition == "s <= 64" and "test_changing_sizes" in guard.place.file
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap, px.compile])
+def test_a_call_inside_a_transformation_is_the_function_after_any_calls(
+    transform, count
+):
+    compiled = px.compile(jnp.sum, dims={"a": "t"})
+    for _ in range(count):
+        same(compiled(counting(17)), counting(17).sum())  # in a bucket of 18
+    x = counting(3, 17) if transform is jax.vmap else counting(17)
+    same(transform(compiled)(x), transform(jnp.sum)(x))
+
+
 @pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap])
 def test_limits_of_sizes_hold_inside_other_transformations(transform):
     axes = {0: px.Dim("t", max=8)}
