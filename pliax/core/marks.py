@@ -20,8 +20,9 @@ class Dim:
 
     Attributes:
         name: as in `dims` and in guards.
-        min: the smallest size.
-        max: the largest size; without it buckets grow without an end.
+        min: the smallest size. By default arrays may be empty, in a trace of their own.
+        max: the largest size, where it is not the largest in a list of `buckets`;
+            without either buckets grow without an end.
         multiple_of: what every size is a multiple of.
         hint: the size to decide branches by, where it is not that of the first call.
         buckets: the lengths that arrays get: "geometric" (at most 14 from min to max),
@@ -41,7 +42,7 @@ class Dim:
     """
 
     name: str
-    min: Any = dataclasses.field(default=1, kw_only=True)
+    min: Any = dataclasses.field(default=0, kw_only=True)
     max: Any = dataclasses.field(default=None, kw_only=True)
     multiple_of: Any = dataclasses.field(default=1, kw_only=True)
     hint: Any = dataclasses.field(default=None, kw_only=True)
@@ -66,28 +67,29 @@ class Dim:
                 )
         self._check_order()
         self._check_buckets()
+        self._check_hint()
         self._check_histogram()
         check_conditions(f"Dim({self.name!r})", self.specialize_on)
 
     def _check_order(self) -> None:
-        if self.min < 1 or self.multiple_of < 1:
-            field = "min" if self.min < 1 else "multiple_of"
-            raise ValueError(
-                f"Dim({self.name!r}): {field} is {getattr(self, field)}.\n"
-                "Pass at least 1; an empty array is traced on its own."
-            )
+        for field, least in (("min", 0), ("multiple_of", 1), ("hint", 1)):
+            if (value := getattr(self, field)) is not None and value < least:
+                raise ValueError(
+                    f"Dim({self.name!r}): {field} is {value}.\nPass at least {least}."
+                )
         if self.max is not None and self.max < self.min:
             raise ValueError(
                 f"Dim({self.name!r}): max is {self.max}, less than min {self.min}.\n"
                 "Swap them, or leave max out."
             )
-        if self.max is not None and self.max // self.multiple_of < -(
-            -self.min // self.multiple_of
-        ):
+        least, step = max(self.min, 1), self.multiple_of
+        if self.max is not None and self.max // step < -(-least // step):
             raise ValueError(
-                f"Dim({self.name!r}): no multiple of {self.multiple_of} is at least "
-                f"{self.min} and at most {self.max}.\nWiden them, or drop multiple_of."
+                f"Dim({self.name!r}): no multiple of {step} is at least {least} and at "
+                f"most {self.max}.\nWiden them, or drop multiple_of."
             )
+
+    def _check_hint(self) -> None:
         if self.hint is not None and not self.holds(self.hint):
             raise ValueError(
                 f"Dim({self.name!r}): hint is {self.hint}, which is not "
@@ -136,27 +138,34 @@ class Dim:
             )
 
     @property
+    def largest(self) -> int | None:
+        """The largest size, which a list of buckets says as well as `max`."""
+        if self.max is None and isinstance(self.buckets, Sequence):
+            return None if isinstance(self.buckets, str) else max(self.buckets)
+        return self.max
+
+    @property
     def description(self) -> str:
         """The sizes it allows, in words."""
-        upper = "" if self.max is None else f" and at most {self.max}"
-        step = "" if self.multiple_of == 1 else f", a multiple of {self.multiple_of}"
-        return f"at least {self.min}{upper}{step}"
+        said = [f"at least {self.min}"] if self.min else []
+        if self.largest is not None:
+            of = "" if self.largest == self.max else ", its largest bucket"
+            said.append(f"at most {self.largest}{of}")
+        step = [] if self.multiple_of == 1 else [f"a multiple of {self.multiple_of}"]
+        return ", ".join([" and ".join(said), *step] if said else step)
 
     def holds(self, size: Any) -> bool:
         """Whether a size is allowed; of one that is symbolic this leaves guards."""
         asked = [size >= self.min, size % self.multiple_of == 0]
-        if self.max is not None:
-            asked.append(size <= self.max)
+        if self.largest is not None:
+            asked.append(size <= self.largest)
         return all(map(guard_or_true, asked))
-
-    def refuses(self, size: Any) -> bool:
-        """Whether no array may have a size; any may be empty."""
-        return not self.holds(size) and guard_or_true(size != 0)
 
     @property
     def symbol(self) -> Symbol:
         """The named size without a hint."""
-        return Symbol(self.name, None, "", is_strong=True, low=self.min, high=self.max)
+        low = max(self.min, 1)
+        return Symbol(self.name, None, "", is_strong=True, low=low, high=self.largest)
 
     @property
     def constraints(self) -> tuple[str, ...]:

@@ -105,13 +105,10 @@ class Placement:
     def expected(self, symbol: Symbol) -> str | None:
         """What buckets waste of a size that has a histogram, in words."""
         name, dim = symbol.name, self.dims.get(symbol.name)
-        given = dim.buckets if dim else None
-        most = max(given) if isinstance(given, list | tuple) else None
-        highs = [high for high in (symbol.high, most) if high is not None]
         histogram = {
             n: count
             for n, count in self._histogram(name).items()
-            if n >= symbol.low and n <= min([*highs, n])
+            if symbol.low <= n <= (n if symbol.high is None else symbol.high)
         }
         if not histogram:
             return None

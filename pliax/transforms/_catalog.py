@@ -150,7 +150,7 @@ class Catalog:
         sizes = {name: n for name, (n, _) in found.items() if isinstance(n, int | Size)}
         for name, size in sizes.items():
             dim = self.sizes.dims.get(name)
-            if dim is not None and dim.refuses(size):
+            if dim is not None and not dim.holds(size):
                 raise ValueError(
                     f"{self.parameters.owner}: {name} is {at_hand(size)} in "
                     f"`{found[name][1]}`, but Dim({name!r}) says {dim.description}.\n"

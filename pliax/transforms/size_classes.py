@@ -204,7 +204,7 @@ def _symbol(name: str, sizes: Sizes, known: tuple[str, ...], origin: str) -> Sym
     low, high = bounds_of(name, known)
     if dim is not None:
         low = max(low, dim.min)
-        high = min((n for n in (high, dim.max) if n is not None), default=None)
+        high = min((n for n in (high, dim.largest) if n is not None), default=None)
     return Symbol(name, None, origin, low=low, high=high)
 
 

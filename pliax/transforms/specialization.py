@@ -84,20 +84,10 @@ def in_multiples(
     return Buckets(lengths, lambda size: step * found.choose(-(-size // step)))
 
 
-def listed(lengths: Sequence[int], name: str = "sizes", owner: str = "") -> Buckets:
+def listed(lengths: Sequence[int]) -> Buckets:
     """Given lengths; a size takes the first that holds it."""
     lengths = tuple(sorted(set(lengths)))
-
-    def choose(size: int) -> int:
-        place = bisect.bisect_left(lengths, size)
-        if place == len(lengths):
-            raise ValueError(
-                f"{owner}: the size {size} of {name} is larger than its largest "
-                f"bucket, {lengths[-1]}.\nAdd a bucket that holds it, or say max=."
-            )
-        return lengths[place]
-
-    return Buckets(lengths, choose)
+    return Buckets(lengths, lambda size: lengths[bisect.bisect_left(lengths, size)])
 
 
 def chosen(choose: Callable[[int], Any], name: str, owner: str) -> Buckets:
@@ -176,7 +166,7 @@ def buckets_of(
     given: Any = dim.buckets
     if callable(given):
         return chosen(given, symbol.name, owner)
-    return listed(given, symbol.name, owner)
+    return listed(given)
 
 
 def special_part(

@@ -506,8 +506,11 @@ def test_a_dim_refuses_other_sizes():
 LIMITS = {
     "max": ({"max": 4}, None, [9], "t is 9 in `x`, but Dim"),
     "min": ({"min": 3}, None, [2], "t is 2 in `x`, but Dim"),
+    "min, empty": ({"min": 1}, None, [0], "t is 0 in `x`, but Dim.*at least 1"),
+    "list": ({"buckets": [4, 6]}, None, [6, 7], "t is 7 in `x`, but Dim.*at most 6"),
     "multiple": ({"multiple_of": 2}, None, [6, 5], "t is 5 in `x`, but Dim"),
     "where": ({}, "t <= 4", [9], "where says t <= 4, but t = 9 in `x`"),
+    "where, empty": ({}, "t >= 1", [0], "where says t >= 1, but t = 0 in `x`"),
 }
 
 
@@ -552,6 +555,23 @@ def test_a_call_inside_a_transformation_is_the_function_after_any_calls(
     same(transform(compiled)(x), transform(jnp.sum)(x))
 
 
+@pytest.mark.parametrize("options", [{"min": 3}, {"buckets": [4, 8]}])
+@pytest.mark.parametrize("padding", ["auto", "never"])
+def test_limits_of_sizes_are_one_error_however_a_function_runs(options, padding):
+    axes = {0: px.Dim("t", **options)}
+    compiled = px.compile(lambda x: x.sum(), dims={"x": axes}, padding=padding)
+    calls = [compiled, jax.jit(compiled), jax.grad(compiled), px.compile(compiled)]
+    found = set()
+    for f in (*calls, lambda x: jax.vmap(compiled)(x[None])):
+        f(ones(5))
+        with pytest.raises(ValueError, match="in `x`, but Dim") as refusal:
+            f(ones(0 if "min" in options else 9))
+        found.add(str(refusal.value))
+    with jax.disable_jit(), pytest.raises(ValueError, match="in `x`, but Dim"):
+        compiled(ones(0 if "min" in options else 9))
+    assert len(found) == 1
+
+
 @pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap])
 def test_limits_of_sizes_hold_inside_other_transformations(transform):
     axes = {0: px.Dim("t", max=8)}
@@ -573,7 +593,9 @@ def test_limits_of_sizes_hold_inside_other_transformations(transform):
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"min": 0}, ValueError, "min is 0"),
+        ({"min": -1}, ValueError, "min is -1"),
+        ({"hint": 0}, ValueError, "hint is 0"),
+        ({"hint": 9, "buckets": [8]}, ValueError, "not at most 8, its largest bucket"),
         ({"max": 3, "min": 4}, ValueError, "max is 3, less than min 4"),
         ({"multiple_of": 0}, ValueError, "multiple_of is 0"),
         ({"hint": 3, "multiple_of": 2}, ValueError, "hint is 3"),
@@ -585,7 +607,7 @@ def test_limits_of_sizes_hold_inside_other_transformations(transform):
         (
             {"multiple_of": 4, "histogram": {6: 2}},
             ValueError,
-            "6, which is not at leas",
+            "6, which is not a multiple of 4",
         ),
         ({"buckets": "linear"}, TypeError, "buckets is 'linear'"),
         ({"buckets": []}, ValueError, "at least one length"),
@@ -690,7 +712,7 @@ def test_a_function_of_buckets_may_return_any_integer(length):
 def test_a_size_beyond_the_largest_bucket_is_named():
     f = px.compile(lambda x: x.sum(), dims={"x": px.Dim("t", buckets=[4])})
     with pytest.raises(
-        ValueError, match=r"compile\(<lambda>\): the size 5 of t is larger"
+        ValueError, match=r"t is 5 in `x`, .* at most 4, its largest bucket"
     ):
         f(ones(5))
 
@@ -1183,7 +1205,7 @@ def test_random_keys_may_be_results(options):
         assert (jax.random.key_data(found) == jax.random.key_data(wanted)).all()
 
 
-@pytest.mark.parametrize("dim", ["t", {0: px.Dim("t", min=2, max=8)}])
+@pytest.mark.parametrize("dim", ["t", {0: px.Dim("t", multiple_of=1, max=8)}])
 def test_an_empty_array_of_a_declared_size_is_a_case_of_its_own(dim):
     served = px.compile(lambda x, y: (x * 2, y.sum()), dims={"x": dim})
     for n in (5, 0, 4, 0, 6):
