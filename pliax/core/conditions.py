@@ -374,7 +374,7 @@ def check(condition: Any, message: str = "") -> None:
         message: what to say where it does not hold.
 
     Raises:
-        ValueError: where it does not hold for the sizes at hand.
+        ValueError: where it does not hold for the sizes at hand, which it names.
 
     Examples:
         >>> import pliax as px
@@ -393,7 +393,21 @@ def check(condition: Any, message: str = "") -> None:
     if answer is None:
         answer = condition.assumptions.decide(condition, frame)
     if not answer:
-        raise ValueError(text)
+        raise FailedCheckError(f"{text}{_found(condition)}")
+
+
+class FailedCheckError(ValueError):
+    """What `check` states does not hold for the sizes of a call, however it is traced."""
+
+
+def _found(condition: Any) -> str:
+    """What a condition asks, and the sizes at hand, in a line of an error."""
+    if not isinstance(condition, Condition):
+        return ""
+    known = condition.assumptions.known
+    names = sorted(names_of(condition))
+    found = ", ".join(filter(None, (known.symbols[n].at_hand for n in names)))
+    return f"\nAsked was {condition}, found {found}." if found else ""
 
 
 def state(condition: Condition, text: str, place: Any) -> None:

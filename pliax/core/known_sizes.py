@@ -41,6 +41,7 @@ class Symbol:
         is_named: whether the user gave it its name.
         low: its smallest value.
         high: its largest value, or None.
+        offset: how much more it is than the Python integer that it was read off.
     """
 
     name: str
@@ -50,6 +51,15 @@ class Symbol:
     is_named: bool = True
     low: int = 1
     high: int | None = None
+    offset: int = 0
+
+    @property
+    def at_hand(self) -> str:
+        """Its value in the call that is traced, in words: "t = 9 (x.shape[0])"."""
+        if self.hint is None:
+            return ""
+        name = f"{self.name} - {self.offset}" if self.offset else self.name
+        return f"{name} = {self.hint - self.offset} ({self.origin})"
 
 
 class KnownSizes:

@@ -250,19 +250,18 @@ class Family:
         names: dict[Hashable, str],
         symbols: dict[str, Symbol],
     ) -> str:
-        is_integer = position.axis is None
+        offset = 0
+        if position.axis is None:
+            learned = self.declared.learned.get(position)
+            smallest = min([*history, *(learned.seen if learned else ())])
+            offset = OFFSETS[smallest < 0]
         key = self._together(position, history)
         if key not in names:
-            name = _fresh(symbols)
-            names[key] = name
+            name = names[key] = _fresh(symbols)
             is_strong = position in self.declared.strong
             found = Symbol(name, None, position.name, is_strong, is_named=False)
-            symbols[name] = found
-        if not is_integer:
-            return names[key]
-        learned = self.declared.learned.get(position)
-        smallest = min([*history, *(learned.seen if learned else ())])
-        return f"{names[key]} - {OFFSETS[smallest < 0]}"
+            symbols[name] = dataclasses.replace(found, offset=offset)
+        return f"{names[key]} - {offset}" if offset else names[key]
 
     def _together(self, position: Position, history: tuple[int, ...]) -> Hashable:
         """What sizes that have been equal in all calls share."""

@@ -17,7 +17,7 @@ import pliax.core.size_functions  # noqa: F401  (JAX's functions, for symbolic s
 from pliax.core._jax import dce_jaxpr, dim_as_value_p
 from pliax.core.caught_errors import Notes, noticing
 from pliax.core.collapse import ConstraintViolationError
-from pliax.core.conditions import Condition
+from pliax.core.conditions import Condition, FailedCheckError
 from pliax.core.config import dynamic_log
 from pliax.core.dims import Size
 from pliax.core.guards import Assumptions, Guard
@@ -178,7 +178,7 @@ def _traced(
     try:
         assumptions = Assumptions(symbols, constraints, owner=owner)
         return trace_under(assumptions, f, make_args)
-    except (ConstraintViolationError, UnknownSizeError):
+    except (ConstraintViolationError, UnknownSizeError, FailedCheckError):
         raise
     except Exception as error:
         first, first_assumptions = error, assumptions

@@ -619,6 +619,43 @@ def test_a_dim_that_contradicts_itself_is_refused(options, error, text):
         px.Dim("t", **options)
 
 
+CHECKS = {
+    "declared": ({"dims": {"x": "t"}}, [9], r"t <= 8, found t = 9 \(x.shape\[0\]\)"),
+    "changed": ({}, [5, 6, 9], r"s0 <= 8, found s0 = 9 \(x.shape\[0\]\)"),
+    "first": ({}, [9], "few tokens"),
+}
+
+
+@pytest.mark.parametrize(("options", "sizes", "text"), CHECKS.values(), ids=CHECKS)
+def test_a_check_that_fails_names_its_message_and_the_sizes(options, sizes, text):
+    def checked(x):
+        px.check(x.shape[0] <= 8, "few tokens, please")
+        return x.sum()
+
+    f = px.compile(checked, **options)
+    *allowed, refused = sizes
+    for n in allowed:
+        f(ones(n))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"px.check: few.*\n  at .*(\n.*)?{text}"):
+            f(ones(refused))
+    f(ones(7))
+    assert "size by size" not in f.explain()
+
+
+def test_a_check_that_fails_names_python_integers():
+    def checked(x, n):
+        px.check(n < x.shape[0])
+        return x[:n]
+
+    f = px.compile(checked, dims={"x": "t"})
+    same(f(ones(5), 3), ones(3))
+    with pytest.raises(
+        ValueError, match=r"found s1 - 1 = 7 \(n\), t = 5 \(x.shape\[0\]\)."
+    ):
+        f(ones(5), 7)
+
+
 # Marks ------------------------------------------------------------------------------
 
 
