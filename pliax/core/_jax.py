@@ -277,6 +277,41 @@ def scan_by_size(kind: type, scanned: Callable[..., Any]) -> None:
         module.__dict__["associative_scan"] = associative_scan
 
 
+def loop_by_size(kind: type, looped: Callable[..., Any]) -> None:
+    """Has lax.fori_loop up to a size be a scan, as it is up to an integer.
+
+    Args:
+        kind: the class of sizes.
+        looped: `(lower, upper, body, init, unroll)` to the result, in a tuple; None
+            leaves it to JAX.
+    """
+    loop = _loops.fori_loop
+
+    @functools.wraps(loop)
+    def fori_loop(
+        lower: Any, upper: Any, body_fun: Any, init_val: Any, *, unroll: Any = None
+    ) -> Any:
+        found, ends = None, (lower, upper)
+        are_numbers = all(isinstance(x, int | np.integer | kind) for x in ends)
+        is_counted = are_numbers and any(isinstance(x, kind) for x in ends)
+        is_right = callable(body_fun) and is_counted and _may_be_ends(*ends)
+        if is_right and unroll is not True:
+            found = looped(lower, upper, body_fun, init_val, int(unroll or 1))
+        if found is None:
+            return loop(lower, upper, body_fun, init_val, unroll=unroll)
+        return found[0]
+
+    for module in (_loops, jax.lax):
+        module.__dict__["fori_loop"] = fori_loop
+
+
+def _may_be_ends(lower: Any, upper: Any) -> bool:
+    """Whether JAX takes numbers of these types for the ends of a loop."""
+    a, b = _dtypes.dtype(lower), _dtypes.dtype(upper)
+    gives_way = _dtypes.is_weakly_typed(lower) != _dtypes.is_weakly_typed(upper)
+    return a == b or (gives_way and a.kind == b.kind == "i")
+
+
 def arange_by_size(
     kind: type, ranged: Callable[[Any, Any, Any, Any], Any], *others: type
 ) -> None:

@@ -397,7 +397,7 @@ def check(condition: Any, message: str = "") -> None:
 
 
 class FailedCheckError(ValueError):
-    """What `check` states does not hold for the sizes of a call, however it is traced."""
+    """What `check` states does not hold for the sizes of a call."""
 
 
 def _found(condition: Any) -> str:

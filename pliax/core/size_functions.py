@@ -8,6 +8,7 @@ question about the size, which leaves a guard. The results are JAX's, bit for bi
 import functools
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from ._jax import (
     indices_by_size,
     iterate_by_size,
     look_into_arrays,
+    loop_by_size,
     power_by_size,
     roll_by_size,
     scan_by_size,
@@ -157,6 +159,29 @@ def _ratio(x: Any) -> tuple[Any, int] | None:
     return (a, b) if abs(a) < 2**31 and b <= _DENOMINATORS else None
 
 
+def looped(
+    lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any, unroll: int
+) -> tuple[Any] | None:
+    """`lax.fori_loop` up to a size as a scan, which has derivatives, as JAX makes one.
+
+    Returns:
+        The result; None where the ends are a Python integer's at run time: they are no
+        integers to `jax.jit` either, and nothing then depends on a bucket.
+    """
+    lower, upper = (x.item() if hasattr(type(x), "item") else x for x in (lower, upper))
+    length = larger(upper - lower, 0)
+    symbols = length.assumptions.known.symbols if isinstance(length, Size) else {}
+    if any(symbols[name].offset for name in variables(length)):
+        return None
+
+    def step(state: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], None]:
+        i, x = state
+        return (i + 1, body(i, x)), None
+
+    ((_, result), _) = lax.scan(step, (lower, init), None, length, unroll=unroll)
+    return (result,)
+
+
 def is_born(n: Size) -> bool:
     """Whether only the device knows how long an axis is."""
     return not variables(n) <= n.assumptions.known.hints.keys()
@@ -230,6 +255,7 @@ compare_types_by_size(Size, is_asked_by_jax)
 squeeze_by_size(Size, is_one)
 roll_by_size(Size, may_be_empty)
 scan_by_size(Size, scanned)
+loop_by_size(Size, looped)
 arange_by_size(Size, ranged, Real)
 axis_size_by_size(Size)
 split_by_size(Size, is_born)

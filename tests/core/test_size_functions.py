@@ -52,6 +52,48 @@ def test_searches_batch_and_interpolations_have_derivatives():
     check_each(slope, ("t", "t"), grid, CHOICES, HIGH, tolerance=1e-6)
 
 
+ENDS = {
+    "0 to n": lambda n: (0, n),
+    "1 to n - 1": lambda n: (1, n - 1),
+    "n // 2 to n": lambda n: (n // 2, n),
+    "n to 10": lambda n: (n, 10),
+    "NumPy's": lambda n: (0, np.int32(1) * n),
+}
+
+
+@pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("options", [{}, {"unroll": 2}])
+@pytest.mark.parametrize("has_x64", [False, True])
+def test_a_loop_up_to_a_size_has_derivatives_in_one_trace(ends, options, has_x64):
+    def loop(x):
+        first, last = ends(x.shape[0])
+        step = lambda i, state: (i, 0.5 * state[1] + x[i % x.shape[0]] ** 2)  # noqa: E731
+        start = jax.lax.fori_loop(0, 1, lambda i, _: i, 0), jnp.float32(0)
+        return jax.lax.fori_loop(first, last, step, start, **options)
+
+    def slope(x):
+        return jax.grad(lambda x: loop(x)[1])(x), loop(x)[0]
+
+    with jax.enable_x64(has_x64):
+        f, plain = px.compile(slope, dims={"x": "t"}), jax.jit(slope)
+        for n in (5, 6, 1, 13, 11):
+            x = jnp.linspace(0.1, 0.9, n, dtype=jnp.float32)
+            (found, last), (wanted, index) = f(x), plain(x)
+            np.testing.assert_allclose(found, wanted, rtol=1e-5)
+            assert last == index and jax.typeof(last) == jax.typeof(index)
+    assert f.stats.traces == 1 and "not padded" not in f.explain()
+
+
+def test_a_loop_up_to_a_python_integer_is_one_executable():
+    def loop(x, n):
+        return jax.lax.fori_loop(0, n, lambda i, y: y + i, x)
+
+    f = px.compile(loop, dynamic=True)
+    for n in (3, 900, 0, 40):
+        assert f(jnp.zeros(2, int), n).tolist() == [n * (n - 1) // 2] * 2
+    assert f.stats.compilations == 1
+
+
 DRAWS = {
     "of an array": lambda x: jax.random.permutation(KEY, x),
     "of a range": lambda x: jax.random.permutation(KEY, x.shape[0]),
