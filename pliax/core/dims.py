@@ -32,7 +32,7 @@ from ._jax import (
 from .callers import asker
 from .constraints import in_python
 from .numpy_functions import apply
-from .reals import combine, is_real, refuse_short
+from .reals import combine, is_complex, is_real, refuse_short
 from .size_bits import common_bits
 
 
@@ -183,8 +183,11 @@ class Size:
     def clip(self, low: Any = None, high: Any = None, out: Any = None) -> Any:
         """As np.clip has it of an integer, which it makes one of NumPy's."""
         ends = [x for x in (low, high) if x is not None]
+        if out is None and any(map(is_real, ends)):
+            found: Any = self if low is None else np.maximum(self, low)
+            return found if high is None else np.minimum(found, high)
         if out is not None or not all(map(_is_size, ends)):
-            raise TypeError("a size is clipped between integers")  # NumPy goes on
+            raise TypeError("a size is clipped between numbers")  # NumPy goes on
         typed = _typed(self, self, is_numpys=True)
         found = typed if low is None else larger(typed, low)
         found = found if high is None else smaller(found, high)
@@ -350,7 +353,17 @@ class NumpySize(Size):
     __trunc__ = __floor__ = __ceil__ = item
 
     def __round__(self, digits: int | None = None) -> Any:
-        return self.item() if digits is None else super().__round__(digits)
+        if digits is None or digits >= 0:
+            return self.item() if digits is None else self
+        return round(self._dtype.type(self._value("by round(…)")), digits)
+
+    @property
+    def imag(self) -> np.integer:
+        """0 in its type."""
+        return self._dtype.type(0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._dtype.type, super().__reduce__()[1]
 
     def dimension_as_value(self) -> jax.Array:
         """The size as a scalar that arrays can compute with (JAX's name for it)."""
@@ -476,7 +489,7 @@ def _arithmetic(operation: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
         frame = asker((__name__,))
         total = _total(frame, a, b)
         return _typed(found, a, b, *total, is_numpys=_is_numpys(frame))
-    if is_real(a) or is_real(b):
+    if any(is_real(x) or is_complex(x) for x in (a, b)):
         return combine(_NAMES[operation], a, b)
     refuse_short((a, b), asker())
     if operation is operator.pow:

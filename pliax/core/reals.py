@@ -210,6 +210,9 @@ def combine(operation: str, a: Any, b: Any) -> Any:
     is known on the device.
     """
     dtype = _dtype_of(a, b)
+    if dtype is not None and dtype.kind == "c":
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+        return OF_ARRAYS[operation](*(jnp.asarray(_as_array(x), dtype) for x in (a, b)))
     if dtype == np.float64 or (_is_number(a) and _is_number(b)):
         if operation in ("/", "//", "%"):
             _refuse_zero(b)
@@ -230,9 +233,11 @@ def combine(operation: str, a: Any, b: Any) -> Any:
 def _dtype_of(*operands: Any) -> np.dtype | None:
     """The type in which NumPy joins an integer that it computed of sizes and a float.
 
-    A float16 or float32 beside a short integer stays short. None of all others.
+    A float16 or float32 beside a short integer stays short. A complex number is one of
+    Python's, too. None of all others.
     """
-    floats = [x.dtype for x in operands if isinstance(x, np.floating)]
+    floats: list[Any] = [x.dtype for x in operands if isinstance(x, np.inexact)]
+    floats += [x for x in operands if type(x) is complex]
     integers = [x._dtype for x in operands if is_typed(x)]
     return np.result_type(*floats, *integers) if floats and integers else None
 
@@ -373,6 +378,11 @@ def _lies_between(size: Any, first: int, last: int, is_equality: bool) -> Any:
 def is_real(x: Any) -> bool:
     """Whether something is a float, of Python's or NumPy's, known or not."""
     return isinstance(x, float | np.floating | Real)
+
+
+def is_complex(x: Any) -> bool:
+    """Whether something is a complex number, of Python's or NumPy's."""
+    return isinstance(x, complex | np.complexfloating)
 
 
 def is_size(x: Any) -> bool:

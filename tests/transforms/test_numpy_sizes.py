@@ -3,8 +3,10 @@
 Sizes are Python's integers, whose types give way to those of arrays; NumPy's stay.
 """
 
+import copy
 import math
 import operator
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -227,6 +229,11 @@ RANGES = {
     "clipped": lambda e, n: jnp.int8(1) + np.clip(n, 2, 8),
     "clipped below": lambda e, n: jnp.int8(1) + np.clip(e, np.int32(2), None),
     "clipped by a size": lambda e, n: jnp.int8(1) + np.clip(e, None, n),
+    "clipped by floats": lambda e, n: jnp.int8(1) + np.clip(e, 2.5, 8),
+    "clipped below by a float": lambda e, n: jnp.int8(1) + np.clip(n, 2.5, None),
+    "complex": lambda e, n: jnp.int8(1) * (e * 2j + e / 4j),
+    "complex of NumPy's": lambda e, n: jnp.int8(1) * (np.complex64(2j) * e - 1j),
+    "imaginary part": lambda e, n: jnp.int8(1) + e.imag,
     "sum": lambda e, n: jnp.int8(1) + np.sum([e, np.int8(3)]),
     "product of an array": lambda e, n: jnp.int8(1) + np.array([e, e]).prod(),
     "one of Python's": lambda e, n: jnp.int8(1) + np.sum([n, np.int8(3)]),
@@ -249,6 +256,28 @@ def test_ranges_sums_and_clipped_sizes_have_the_types_that_jit_gives(
             assert described(found) == described(wanted)
             np.testing.assert_array_equal(found, wanted)
     assert compiled.stats.traces == 1
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.uint8])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda e: round(e, -1),
+        lambda e: pickle.loads(pickle.dumps(e)),
+        lambda e: copy.deepcopy([e])[0],
+    ],
+    ids=["rounded to tens", "pickled", "copied"],
+)
+def test_numpys_integers_of_a_size_keep_their_type_as_they_do_in_jit(function, dtype):
+    def f(x):
+        return x * function(dtype(2) * x.shape[0])
+
+    compiled = px.compile(f)
+    for n in (3, 4, 11):
+        x = np.ones(n, np.int8)
+        found, wanted = compiled(x), jax.jit(f)(x)
+        assert described(found) == described(wanted)
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_bits_of_numpys_integers_are_one_trace_for_all_sizes():
