@@ -400,7 +400,8 @@ def _typed(found: Any, *operands: Any, is_numpys: bool = False) -> Any:
         return combine("*", found, dtype.type(1))
     for n in (found, *operands):
         if isinstance(n, Size):
-            n.assumptions.values.fits_in(n, dtype, asker())
+            remedy = f", in which NumPy wraps it; jnp.{dtype} wraps it for all sizes"
+            n.assumptions.values.fits_in(n, dtype, asker(), remedy)
         elif isinstance(n, int):
             dtype.type(n)  # which raises as NumPy does
     return NumpySize(found, dtype)

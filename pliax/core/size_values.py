@@ -93,7 +93,9 @@ class SizeValues:
                 f"{base} ** {size} is too large for int32, in which sizes run"
             )
 
-    def fits_in(self, size: Size, dtype: Any, frame: FrameType) -> None:
+    def fits_in(
+        self, size: Size, dtype: Any, frame: FrameType, remedy: str = ""
+    ) -> None:
         """Raises where an integer type does not hold a size; else a guard.
 
         Of a size that only the device knows its bound is asked.
@@ -113,7 +115,8 @@ class SizeValues:
                     f"Convert what it meets to int32, or state px.check({size} "
                     f"{relation} {end})."
                 )
-            raise OverflowError(f"the size {size} is out of bounds for {dtype}")
+            text = f"the size {size} is out of bounds for {dtype}"
+            raise OverflowError(f"{text}{remedy}")
 
     def _at_most(self, size: Size) -> Any:
         """A size with bounds for what only the device knows, where it grows with it."""

@@ -9,8 +9,22 @@ import dataclasses
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
+
+
+class Groups(dict):
+    """Statistics by size class, which nobody changes.
+
+    A dictionary, as `dataclasses.asdict` and pickle take no view of one.
+    """
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        raise TypeError("statistics are a snapshot: make a dict of them to change it")
+
+    __delitem__ = pop = setdefault = update = clear = popitem = __setitem__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Groups, (dict(self),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +58,7 @@ class Stats:
     lower_seconds: float = 0.0
     compile_seconds: float = 0.0
     waste: float = 0.0
-    groups: Mapping[str, "Stats"] = MappingProxyType({})
+    groups: Mapping[str, "Stats"] = dataclasses.field(default_factory=Groups)
 
 
 _LONGEST_WAIT = 1023
@@ -253,7 +267,7 @@ class Ledger:
             groups.setdefault(group, []).append(tally)
         named = {group: _total(members) for group, members in groups.items() if group}
         total = _total([tally for _, tally in tallies])
-        return dataclasses.replace(total, groups=MappingProxyType(named))
+        return dataclasses.replace(total, groups=Groups(named))
 
 
 def _total(tallies: Iterable[Tally]) -> Stats:

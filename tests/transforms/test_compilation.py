@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import pickle
 import re
 import subprocess
 import sys
@@ -875,8 +876,10 @@ def test_size_classes():
     assert list(groups) == ["b=8, t=4", "b=2, t=4"]
     assert (groups["b=8, t=4"].calls, groups["b=8, t=4"].compilations) == (2, 2)
     assert groups["b=2, t=4"].groups == {}
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="a snapshot"):
         groups["x"] = groups["b=2, t=4"]
+    assert pickle.loads(pickle.dumps(f.stats)) == copy.deepcopy(f.stats) == f.stats
+    assert dataclasses.asdict(f.stats)["groups"]["b=8, t=4"]["calls"] == 2
     assert "b=8, t=4" in f.explain()
     assert px_compile(lambda x: x).stats.groups == {}
 

@@ -390,3 +390,21 @@ def test_sizes_that_numpy_computes_are_of_64_bits_where_jax_is():
         f = px.compile(lambda x: x * np.prod((x.shape[0], 2)), dynamic=True)
         for n in (3, 4):
             assert f(jnp.ones(n, np.int32)).dtype == np.int64
+
+
+def test_explain_says_that_an_integer_wraps_and_how_one_trace_serves_all_sizes():
+    def hashed(x):
+        return x * ((np.uint32(2654435761) * x.shape[0]) % np.uint32(1000))
+
+    def on_the_device(x):
+        return x * ((jnp.uint32(2654435761) * x.shape[0]) % jnp.uint32(1000))
+
+    f, g = (px.compile(h, dims={"x": "t"}) for h in (hashed, on_the_device))
+    for n in (3, 4, 5):
+        x = np.ones(n, np.float32)
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(f(x), g(x))
+            np.testing.assert_array_equal(f(x), jax.jit(hashed)(x))
+    text = "2654435761 * t is out of bounds for uint32, in which NumPy wraps it; jnp.uint32"
+    assert text in f.explain() and "at " in f.explain().partition(text)[2]
+    assert g.stats.traces == 1

@@ -42,6 +42,10 @@ class PaddingRefused(Exception):  # noqa: N818  (a refusal is no mistake of anyb
         self.primitive, self.reason, self.place = primitive, reason, place
         super().__init__(f"{primitive}: {reason}\n  at {place}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as it was made: a process hands it to another."""
+        return type(self), (self.primitive, self.reason, self.place)
+
     @property
     def is_about_range(self) -> bool:
         """Whether it is a size that may become too large; not if it may not."""

@@ -1,11 +1,15 @@
 """What px.pad takes: sizes that keep what was declared, and words for all else."""
 
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pliax as px
+from pliax.transforms.padding.rules import PaddingRefused
 
 
 def total(x):
@@ -79,3 +83,14 @@ def test_arguments_are_those_of_the_function(args, text):
         padded(*args, sizes={"t": 3})
     with pytest.raises(TypeError, match=rf"px.infer_sizes\(total\): {text}"):
         px.infer_sizes(total, *args, dims={"x": "t"})
+
+
+def test_a_refusal_goes_from_process_to_process_and_is_copied():
+    f = px.compile(
+        lambda x: jnp.linalg.eigh(x)[1], dims={"x": "t, t"}, padding="require"
+    )
+    with pytest.raises(PaddingRefused) as found:
+        f(np.eye(3, dtype=np.float32))
+    for refusal in (pickle.loads(pickle.dumps(found.value)), copy.copy(found.value)):
+        assert type(refusal) is PaddingRefused
+        assert str(refusal) == str(found.value) and refusal.place == found.value.place
