@@ -184,8 +184,9 @@ class Size:
         """As np.clip has it of an integer, which it makes one of NumPy's."""
         ends = [x for x in (low, high) if x is not None]
         if out is None and any(map(is_real, ends)):
-            found: Any = self if low is None else np.maximum(self, low)
-            return found if high is None else np.minimum(found, high)
+            clipped: Any = self
+            clipped = clipped if low is None else np.maximum(clipped, low)
+            return clipped if high is None else np.minimum(clipped, high)
         if out is not None or not all(map(_is_size, ends)):
             raise TypeError("a size is clipped between numbers")  # NumPy goes on
         typed = _typed(self, self, is_numpys=True)

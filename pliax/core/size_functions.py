@@ -169,9 +169,9 @@ def looped(
         integers to `jax.jit` either, and nothing then depends on a bucket.
     """
     lower, upper = (x.item() if hasattr(type(x), "item") else x for x in (lower, upper))
-    length = larger(upper - lower, 0)
-    symbols = length.assumptions.known.symbols if isinstance(length, Size) else {}
-    if any(symbols[name].offset for name in variables(length)):
+    length: Any = larger(upper - lower, 0)
+    known = (lower if isinstance(lower, Size) else upper).assumptions.known
+    if any(known.symbols[name].offset for name in variables(length)):
         return None
 
     def step(state: tuple[Any, Any], _: None) -> tuple[tuple[Any, Any], None]:

@@ -21,8 +21,6 @@ class Groups(dict):
     def __setitem__(self, name: Any, value: Any) -> None:
         raise TypeError("statistics are a snapshot: make a dict of them to change it")
 
-    __delitem__ = pop = setdefault = update = clear = popitem = __setitem__
-
     def __reduce__(self) -> tuple[Any, ...]:
         return Groups, (dict(self),)
 

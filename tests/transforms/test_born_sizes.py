@@ -486,3 +486,16 @@ def test_what_no_rule_pads_is_refused_since_nothing_else_can_run_it():
     f = px.compile(lambda x: jnp.linalg.eigh(jnp.outer(*[positive(x)] * 2))[0].sum())
     with pytest.raises(px.PaddingRefused, match="eigh"):
         f(X)
+
+
+def test_a_loop_up_to_a_size_born_from_data_has_derivatives_in_one_trace():
+    def weighted(x, mask):
+        y = px.ragged.boolean_mask(x, mask)
+        return lax.fori_loop(0, y.shape[0], lambda i, c: c + y[i] * i, jnp.float32(0))
+
+    f = px.compile(jax.grad(weighted), dims={"x": "t", "mask": "t"})
+    for n in (5, 6, 13):
+        mask = np.arange(n) % 2 == 0
+        wanted = np.where(mask, np.arange(n) // 2, 0)
+        np.testing.assert_array_equal(f(np.ones(n, np.float32), mask), wanted)
+    assert f.stats.traces == 1
