@@ -8,8 +8,8 @@ from pathlib import Path
 
 import jax
 import pytest
+from annotations import check
 from hypothesis import HealthCheck, settings
-from jaxtyping import install_import_hook
 
 
 jax.config.update("jax_platforms", "cpu")
@@ -27,7 +27,7 @@ with pytest.MonkeyPatch.context() as patch:
     jax.devices()
 
 # Before pliax is first imported: every annotation of the package becomes a check.
-install_import_hook("pliax", "beartype.beartype")
+check("pliax")
 
 # Every trace that a test makes, here or in a process of its own, is proved: its guards
 # imply all that it relied upon.
