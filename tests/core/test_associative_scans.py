@@ -81,6 +81,7 @@ def drawn(t, d):
 EXACT_GRADIENTS = set(PROGRAMS) - {"captured", "products", "normalised", "vmap"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 @settings(max_examples=3)  # each compiles six programs
 @given(sizes=st.lists(SIZES, min_size=3, max_size=3))

@@ -493,6 +493,7 @@ def test_sizes_that_jax_finds_different_are_so_by_a_guard(options):
         assert served(jnp.ones(b), 1 + jnp.ones(b)) == False  # noqa: E712
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [

@@ -200,6 +200,7 @@ def weights(x):
     return 1 + jnp.arange(x.shape[0], dtype=jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ties", "odd"])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", RUNNING)

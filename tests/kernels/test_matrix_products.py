@@ -187,6 +187,7 @@ def test_the_last_round_in_quarters_is_exact(sizes, transposed, has_addend):
     assert_error_rule(actual, wanted(*arrays), in_float64(wanted, *arrays))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(6, 256), (3, 300)])
 @pytest.mark.parametrize("transposed", [None, "left", "right"])
 def test_both_sides_of_the_last_round_in_quarters_are_exact(sizes, transposed):

@@ -1137,6 +1137,7 @@ ON_A_MESH = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_large", [False, True])
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("function", ON_A_MESH.values(), ids=ON_A_MESH)

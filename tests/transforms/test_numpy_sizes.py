@@ -71,6 +71,7 @@ def described(x):
     return jnp.shape(x), jnp.asarray(x).dtype, jax.typeof(x).weak_type
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # of NumPy's short scalars
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 @given(
@@ -132,6 +133,7 @@ def numbers(draw):
     return dtype(draw(of_dtype)), dtype(draw(of_dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 @pytest.mark.parametrize("use", WRAPPED.values(), ids=WRAPPED)
 @given(numbers=numbers(), is_x64=st.booleans())
@@ -190,6 +192,7 @@ KEPT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 @pytest.mark.parametrize("of_sizes", KEPT.values(), ids=KEPT)
 @given(
@@ -240,6 +243,7 @@ RANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", RANGES.values(), ids=RANGES)
 @given(dtype=st.sampled_from(INTEGER_TYPES[:-1]), is_x64=st.booleans())
 def test_ranges_sums_and_clipped_sizes_have_the_types_that_jit_gives(

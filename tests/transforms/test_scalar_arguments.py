@@ -27,6 +27,7 @@ def test_a_parameter_may_have_any_name(options):
         np.testing.assert_array_equal(f(jnp.ones(n), _sizes=2.0), np.full(n, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", WAYS)
 @pytest.mark.parametrize("where", ["by position", "by name", "inside"])
 @given(calls=st.lists(st.tuples(st.integers(3, 6), SCALARS), min_size=2, max_size=5))

@@ -612,6 +612,7 @@ POWERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f", POWERS.values(), ids=POWERS)
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32])
 def test_powers_of_integer_arrays_wrap_as_those_by_an_integer_do(f, dtype):

@@ -66,6 +66,7 @@ BLIND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", BLIND)
 def test_what_is_blind_leaves_no_trace_in_a_gradient(name, implementation):

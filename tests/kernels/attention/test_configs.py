@@ -57,6 +57,7 @@ def test_small_blocks_are_chosen_where_the_masks_are():
     assert Kernel("forward", (64, 64), (128, 128)).config(asked) == small
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("D", [64, 128, 256])
 @pytest.mark.parametrize("V", [64, 128, 256])
 def test_what_does_not_fit_becomes_smaller_and_is_no_error(D, V):

@@ -151,7 +151,7 @@ def assert_dtypes(found, primals):
 
 SUITE = [law(n, 0, n) for n in range(len(MODS))]
 OFTEN = [
-    pytest.param(x, marks=[pytest.mark.slow] if n % 5 else [])
+    pytest.param(x, marks=[pytest.mark.slow] if n % 10 else [])
     for n, x in enumerate(SUITE)
 ]
 # Other masks, dtypes and lengths for every mod.

@@ -160,6 +160,7 @@ def test_a_mod_is_its_formula(name):
     assert_error_rule(found, case.formula(scores, learned), golden)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", BLOCKS)
 @pytest.mark.parametrize("name", ["compose", "offset", "relative_bias", "t5_bias"])
 def test_attention_learns_what_the_formula_learns(name, implementation):

@@ -87,7 +87,7 @@ CASES = [
     Case(mod="alibi", mask="causal", channels=(128, 128), options=SMALL),
     Case(mask="noop", options={"block_q": 192, "block_kv": 192}, block=(384, 384)),
 ]
-OFTEN = (0, 1, 3, 5, 9, 13, 15, 19, 21)
+OFTEN = (1, 5, 21)
 
 
 def operands(case):
@@ -350,7 +350,7 @@ def partly_unseen(b, h, i, j):
     ("mod", "D", "block"),
     [
         (None, 64, 128),
-        (None, 64, 64),
+        pytest.param(None, 64, 64, marks=pytest.mark.slow),
         pytest.param("alibi", 64, 128, marks=pytest.mark.slow),
         ("soft_cap", 128, 128),
         pytest.param(None, 128, 128, marks=pytest.mark.slow),
