@@ -883,11 +883,13 @@ def load_elements(ref: Any, index: Any, dtype: Any, layout: Any) -> Any:
 
 
 def take_number(counter: Any, to: Any, start: int) -> None:
-    """In a Mosaic GPU kernel: the next number that no thread block has taken.
+    """In a Mosaic GPU kernel: writes the next number that no thread block has taken.
+
+    All of a warpgroup call it, and can read the number then.
 
     Args:
-        counter: A semaphore in global memory: how many were taken.
-        to: An int32 in shared memory, which the warpgroup can read at once.
+        counter: A semaphore in global memory: how many were taken, since the launch.
+        to: An int32 in shared memory.
         start: The first number.
     """
     import jax.experimental.pallas.mosaic_gpu as plgpu

@@ -45,7 +45,9 @@ class Sizes(NamedTuple):
     stages: int = 2
 
 
-_REDUCTIONS = 3 * 1024  # bytes in which Mosaic adds along rows
+ALIGNED_BYTES = 1024  # at a multiple of which each array in shared memory begins
+_REDUCTIONS = 2 * 1024  # bytes in which Mosaic adds along rows
+_NEXT_TILES = ALIGNED_BYTES  # what the warpgroup that moves tells the others
 _LARGEST = Sizes(3, 256, 8)  # registers shared by more warpgroups are too few
 
 
@@ -83,7 +85,7 @@ TABLE = {
 
 
 _DECODING_MEMORY = 220 * 2**10  # bytes for matrices alone
-DECODING_ROOM = _MEMORY - _DECODING_MEMORY  # for what mods know of keys
+_DECODING_REST = 5 * 1024  # statistics, reductions, the verdict about hidden keys
 _STAGES = 8
 MULTIPROCESSORS = 132  # of an H100 or H200
 _PART = 6  # visits that take as long as a part's beginning and end
@@ -244,7 +246,8 @@ class Kernel:
         visited = config.stages * columns * (D + V) * 2
         if self.name == "forward":
             output = V if V != D else 0
-            return visited + rows * (D + output) * 2 + 2 * rows * 4 + _REDUCTIONS
+            kept = rows * (D + output) * 2 + 2 * rows * 4
+            return visited + kept + _REDUCTIONS + _NEXT_TILES
         kept = rows * (D + V) * 2
         known = 0 if self.name == "dq" else config.stages * columns * 3 * 4
         if self.name != "backward":
@@ -280,8 +283,7 @@ def decoding_config(
     is_wide = not shares and max(channels) <= 128 and not (blocks and blocks[1] % 128)
     columns = 128 if is_wide else 64
     for groups in (2, 1):
-        D, V = channels
-        held = groups * UNIT * (4 * V if D == V else 2 * D + 4 * V)
+        held = _held(groups, channels)
         stages = (_DECODING_MEMORY - held) // (2 * columns * sum(channels))
         takers = groups if shares else 1
         if stages >= 2 * takers:
@@ -289,6 +291,19 @@ def decoding_config(
     turns = groups == 2 and not shares
     stages = min(stages, _STAGES) // takers * takers
     return Config(UNIT, columns, stages, groups, turns, shares_rows=shares)
+
+
+def _held(groups: int, channels: tuple[int, int]) -> int:
+    """Bytes of the queries and sums of so many warpgroups, in shared memory."""
+    D, V = channels
+    return groups * UNIT * (4 * V if D == V else 2 * D + 4 * V)
+
+
+def decoding_room(config: Config, channels: tuple[int, int]) -> int:
+    """Bytes of shared memory that such a kernel leaves."""
+    visited = config.stages * config.columns * sum(channels) * 2
+    taken = _held(config.groups, channels) + visited + _DECODING_REST
+    return max(0, _MEMORY - taken)
 
 
 def splits(blocks: int, visits: int) -> int:

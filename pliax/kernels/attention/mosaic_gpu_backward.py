@@ -186,8 +186,8 @@ class ThreadBlock:
             buffer = scratch.known[n].at[slot]
             plgpu.copy_gmem_to_smem(arrays.known[n].at[b, h, rows], buffer, here)
         if side == 0:
-            at, moved = (b, h, tile * config.columns), self.gradient.moved
-            moved.load(arrays.mods, scratch.columns, slot, at, here)
+            given = scratch.columns, slot, (b, h, tile * config.columns), here
+            self.gradient.columns.load(arrays.mods, *given)
 
     def start_to_add(self, b: Any, h: Any, tile: Any) -> None:
         """Squares to dq, in their turn."""

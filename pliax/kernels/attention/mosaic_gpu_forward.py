@@ -7,7 +7,7 @@ of keys and values.
 import functools
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
@@ -16,6 +16,7 @@ from jax import lax
 
 from pliax.core._jax import take_number
 
+from .configs import Config
 from .mosaic_gpu_tiles import (
     ModOnTile,
     Tile,
@@ -47,10 +48,32 @@ class Scratch:
     free: Any  # read by all
     turn: Any
     verdict: Any
-    next: Any  # tiles: their numbers, and how many visits they make
-    next_here: Any
-    next_free: Any
-    counter: Any  # in global memory: how many tiles were taken; None without workers
+    next: Any  # tiles, where a thread block takes several
+    counter: Any  # in global memory: how many tiles were taken
+
+
+_AHEAD = 2  # tiles that are known before the others are done with this one
+
+
+class NextTiles(NamedTuple):
+    """What the warpgroup that moves tells the others.
+
+    Attributes:
+        numbers: In shared memory: of a tile, of its full visits, and of all its visits.
+        here: Barriers: told.
+        free: Heard by all.
+    """
+
+    numbers: Any
+    here: Any
+    free: Any
+
+    @staticmethod
+    def scratch(config: Config) -> tuple[Any, Any, Any]:
+        """The shared memory and the barriers."""
+        barriers = partial(plgpu.Barrier, num_barriers=_AHEAD)
+        numbers = plgpu.SMEM((_AHEAD, 3), jnp.int32)
+        return numbers, barriers(), barriers(num_arrivals=config.groups)
 
 
 @dataclass(frozen=True)
@@ -86,11 +109,12 @@ class ThreadBlock:
         """`body(place, visits, then, before)` for each tile of a thread block.
 
         Args:
-            body: Gets where the tile is, `(b, h, first)`, its visits, a function that
-                tells the number of the next tile, and how many visits were made for
-                those before; None and None if it is the only tile.
-            following: From k and its number to that of the tile after the k-th, and to
-                its counts.
+            body: Gets where the tile is, `(b, h, first)`, its visits, how to hear of
+                the next one, and how many visits were made for those before; None and
+                None if it is the only tile. It asks once, when nobody needs its queries
+                any more, and returns what it heard: the number of the next one, and its
+                counts.
+            following: From k and the k-th tile's number to what is said of the next.
 
         Returns:
             How many visits were made for all tiles; None if there is one.
@@ -103,15 +127,10 @@ class ThreadBlock:
 
         def one(carry: Any) -> Any:
             k, n, counts, before = carry
-            place, found = self.nth(n), []
+            place = self.nth(n)
             visits = self.visits(*place, counts)
-
-            def then() -> Any:
-                found.extend(following(k, n))
-                return found[0]
-
-            body(place, visits, then, before)
-            return k + 1, *found, before + visits.total
+            heard = body(place, visits, partial(following, k, n), before)
+            return k + 1, *heard, before + visits.total
 
         n = axes("workers")
         start = i32(0), n, self.counts(n), i32(0)
@@ -131,27 +150,27 @@ class ThreadBlock:
 
     def take_next(self, k: Any, n: Any) -> tuple[Any, tuple[Any, ...]]:
         """Takes a tile that nobody has, and tells the warpgroups that compute."""
-        scratch, workers, slot = self.scratch, self.kernel.workers, lax.rem(k, i32(2))
-        free, numbers = scratch.next_free.at[slot], scratch.next.at[slot]
-        pl.when(k >= 2)(partial(plgpu.barrier_wait, free))
+        ahead, slot = NextTiles(*self.scratch.next), lax.rem(k, i32(_AHEAD))
+        numbers, workers = ahead.numbers.at[slot], self.kernel.workers
+        pl.when(k >= _AHEAD)(partial(plgpu.barrier_wait, ahead.free.at[slot]))
         if self.kernel.call.interpret:  # thread blocks run one after another
             numbers[0] = n + workers
         else:
-            take_number(scratch.counter.at[0], numbers.at[0], workers)
+            take_number(self.scratch.counter.at[0], numbers.at[0], workers)
         n = numbers[0]
         counts = self.counts(n)
         for i, count in enumerate(counts):
             numbers[1 + i] = count
-        plgpu.barrier_arrive(scratch.next_here.at[slot])
+        plgpu.barrier_arrive(ahead.here.at[slot])
         return n, counts
 
     def hear_next(self, k: Any, n: Any) -> tuple[Any, tuple[Any, ...]]:
         """What the warpgroup that moves has taken."""
-        scratch, slot = self.scratch, lax.rem(k, i32(2))
-        plgpu.barrier_wait(scratch.next_here.at[slot])
-        numbers = scratch.next.at[slot]
+        ahead, slot = NextTiles(*self.scratch.next), lax.rem(k, i32(_AHEAD))
+        plgpu.barrier_wait(ahead.here.at[slot])
+        numbers = ahead.numbers.at[slot]
         found = numbers[0], tuple(numbers[1 + i] for i in range(self.blocks.counted))
-        plgpu.barrier_arrive(scratch.next_free.at[slot])
+        plgpu.barrier_arrive(ahead.free.at[slot])
         return found
 
     def place(self, b: Any, h: Any, n: Any) -> tuple[Any, Any, Any]:
@@ -187,19 +206,20 @@ class ThreadBlock:
     def move_all(self, group: Any) -> None:
         """Keys and values of all visits into shared memory, as room becomes free."""
 
-        def one(place: Any, visits: Visits, then: Any, before: Any) -> None:
+        def one(place: Any, visits: Visits, then: Any, before: Any) -> Any:
             self.move(visits, place, before)
             if then is not None:
-                then()
-                return
+                return then()
             self.await_readers(visits.total)
             if self.verdict is None:
-                return
+                return None
 
             @pl.when(self.verdict(group))
             def _() -> None:
                 self.move(visits, place, None)
                 self.await_readers(visits.total)
+
+            return None
 
         count = self.over_tiles(one, self.take_next)
         if count is not None:
@@ -220,16 +240,16 @@ class ThreadBlock:
 
         @pl.loop(i32(0), visits.total)
         def _(i: Any) -> None:
-            first, i = visits.first(i), i if before is None else before + i
-            slot = lax.rem(i, i32(stages))
+            first, count = visits.first(i), i if before is None else before + i
+            slot = lax.rem(count, i32(stages))
             for side in (0, 1):
                 free = scratch.free[side].at[slot]
-                pl.when(i >= stages)(partial(plgpu.barrier_wait, free))
-                self.load(side, i, first, place)
+                pl.when(count >= stages)(partial(plgpu.barrier_wait, free))
+                self.load(side, count, first, place)
                 if side == 0:
-                    here, at = scratch.here[0].at[slot], (*place[:2], first)
-                    moved = self.kernel.moved
-                    moved.load(self.arrays[2:], scratch.columns, slot, at, here)
+                    at, here = (*place[:2], first), scratch.here[0].at[slot]
+                    given = scratch.columns, slot, at, here
+                    self.kernel.columns.load(self.arrays[2:], *given)
 
     def load(self, side: int, i: Any, first: Any, place: Any) -> None:
         """Keys, side 0, or values of the i-th visit."""
@@ -250,44 +270,47 @@ class ThreadBlock:
 
     def compute_all(self, group: Any) -> None:
         """The results of all tiles."""
-        config = self.kernel.config
-        own = 0 if config.shares_rows else group * config.rows
 
-        def load(place: Any) -> None:
-            b, h, first = place
-            self.load_queries(group, (b, h, first + own))
-
-        def one(place: Any, visits: Visits, then: Any, before: Any) -> None:
-            b, h, first = place
-            run = partial(self.compute, visits, group, b, h, first + own)
+        def one(place: Any, visits: Visits, then: Any, before: Any) -> Any:
+            run = partial(self.compute, visits, group, *self.rows_of(group, place))
             if then is not None:
-                run(before, partial(load_next, then))
-                return
-            load(place)
+                return run(before, partial(self.load_next, group, then))
+            self.load_queries(group, place)
             is_spoiled = run()
             if is_spoiled is None:
-                return
+                return None
 
             @pl.when(is_spoiled)
             def _() -> None:
-                load(place)
+                self.load_queries(group, place)
                 run(is_careful=True)
 
-        def load_next(then: Any) -> None:
-            n = then()
-            pl.when(n < self.kernel.tiles_in_all)(lambda: load(self.nth(n)))
+            return None
 
-        if self.kernel.is_persistent:
-            load(self.nth(lax.axis_index("workers")))
+        if not self.kernel.is_persistent:
+            self.over_tiles(one, None)
+            return
+        self.load_queries(group, self.nth(lax.axis_index("workers")))
         self.over_tiles(one, self.hear_next)
-        if self.kernel.is_persistent:
-            plgpu.wait_smem_to_gmem(0)
+        plgpu.wait_smem_to_gmem(0)
+
+    def rows_of(self, group: Any, place: Any) -> tuple[Any, Any, Any]:
+        """Where a warpgroup's queries of a tile are."""
+        (b, h, first), config = place, self.kernel.config
+        return b, h, first + (0 if config.shares_rows else group * config.rows)
 
     def load_queries(self, group: Any, place: Any) -> None:
-        """Those of a warpgroup."""
+        """Those of a warpgroup, of a tile."""
         mine = self.scratch.queries.at[group, 0]
-        where = self.arrays[0][0].at[self.kernel.rows(*place)]
+        where = self.arrays[0][0].at[self.kernel.rows(*self.rows_of(group, place))]
         plgpu.copy_gmem_to_smem(where, mine, self.scratch.queries_here.at[group])
+
+    def load_next(self, group: Any, then: Any) -> Any:
+        """Those of the next tile, of which it returns what it hears."""
+        n, counts = then()
+        load = partial(self.load_queries, group)
+        pl.when(n < self.kernel.tiles_in_all)(lambda: load(self.nth(n)))
+        return n, counts
 
     def compute(
         self,
@@ -301,7 +324,7 @@ class ThreadBlock:
         *,
         is_careful: bool = False,
     ) -> Any:
-        """Stores the results; says whether something hidden spoiled them.
+        """Stores the results.
 
         Args:
             visits: What the tile sees.
@@ -310,8 +333,12 @@ class ThreadBlock:
             h: Query head.
             first: The first query.
             before: Visits that were made for other tiles; None if there are none.
-            after: What can be done once nobody needs the queries.
+            after: What can be done once nobody needs the queries; None for nothing.
             is_careful: Whether something hidden may not be finite.
+
+        Returns:
+            What `after` does; without it whether something hidden spoiled the results,
+            or None if nothing is hidden.
         """
         config, call, scratch = self.kernel.config, self.kernel.call, self.scratch
         mine = scratch.queries.at[group, 0]
@@ -338,10 +365,9 @@ class ThreadBlock:
         is_spoiled = None
         if self.verdict is not None and not is_careful:
             is_spoiled = self.verdict(group, carry[0])
-        if after is not None:
-            after()
+        heard = None if after is None else after()
         self.store(group, (b, h, first), *carry)
-        return is_spoiled
+        return is_spoiled if after is None else heard
 
     def take_turn(self, condition: Any = None) -> None:
         """Lets the other warpgroup have the tensor cores, and waits for it."""
@@ -471,11 +497,9 @@ class _Step:
 
     def known(self, slot: Any, is_full: bool) -> list[dict[int, Any]]:
         """What score_mod and mask_mod know of the keys, where it came with them."""
-        known = partial(self.block.kernel.moved.known, self.block.scratch.columns, slot)
-        return [
-            known(self.score, is_last=False),
-            {} if is_full else known(self.mask, is_last=True),
-        ]
+        there = self.block.scratch.columns
+        known = partial(self.block.kernel.columns.known, there, slot)
+        return [known(self.score), known(None if is_full else self.mask)]
 
     def first(self, i: Any, is_full: bool) -> Any:
         """The first key of a visit; None where nobody asks for it."""

@@ -14,7 +14,8 @@ from jaxtyping import Int
 
 from .configs import Config
 from .mosaic_gpu import Call
-from .mosaic_gpu_tiles import ModOnTile, Moved, Operands, Tile, i32
+from .mosaic_gpu_columns import Columns
+from .mosaic_gpu_tiles import ModOnTile, Operands, Tile, i32
 from .row_statistics import LOG2E
 from .separation import is_literal
 
@@ -35,7 +36,7 @@ class Gradient:
         score: `score_mod` and its slope.
         mask: `mask_mod`.
         dtype: Of the arrays.
-        moved: What mods know of its columns, which comes with them.
+        columns: What mods know of its columns, which comes with them.
     """
 
     call: Call
@@ -45,7 +46,7 @@ class Gradient:
     score: Operands | None
     mask: Operands | None
     dtype: Any
-    moved: Moved
+    columns: Columns
 
     @property
     def is_linear(self) -> bool:
@@ -120,15 +121,15 @@ class Weights:
             return jnp.exp2(scores * gradient.exponent_factor - shifts[0]), None
         scores = scores * gradient.call.scale
         if self.score is not None:
-            known = self.known(columns, self.score, is_last=False)
+            known = self.known(columns, self.score)
             scores, *rest = self.score(first, scores, known)
             slope = rest[0] if gradient.has_slope else None
         return jnp.exp2((scores - shifts[0]) * LOG2E - shifts[1]), slope
 
-    def known(self, columns: Any, mod: Any, *, is_last: bool) -> dict[int, Any]:
+    def known(self, columns: Any, mod: ModOnTile | None) -> dict[int, Any]:
         """What a mod knows of columns that are in shared memory, in a slot."""
         there, slot = columns
-        return self.gradient.moved.known(there, slot, mod, is_last=is_last)
+        return self.gradient.columns.known(there, slot, mod)
 
     def hide(self, first: Any, weights: Any, columns: Any) -> Any:
         """Weights of a partial block, or of one that reaches beyond the end."""
@@ -142,7 +143,7 @@ class Weights:
         parts = [x for x in real if x is not None]
         if self.mask is None:
             return parts
-        known = self.known(columns, self.mask, is_last=True)
+        known = self.known(columns, self.mask)
         return [*parts, *self.mask(first, known=known)]
 
 

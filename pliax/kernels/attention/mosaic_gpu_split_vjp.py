@@ -26,6 +26,7 @@ from pliax.kernels._hopper import shared_memory
 from .block_mask import BlockMask
 from .configs import Kernel
 from .mosaic_gpu import Call, mods_of
+from .mosaic_gpu_columns import columns_of
 from .mosaic_gpu_gradients import (
     Gradient,
     Weights,
@@ -35,7 +36,6 @@ from .mosaic_gpu_gradients import (
 from .mosaic_gpu_tiles import (
     COLUMN,
     ROW,
-    Moved,
     Tile,
     Verdict,
     accumulate,
@@ -88,8 +88,8 @@ def gradients_of(
     if score_mod is not None and names != "v":
         score_mod = with_slope(score_mod)
     score, mask = mods_of(call, score_mod, block_mask, loaded)
-    moved = Moved.of((score, mask), other, config, kind.room(config))
-    gradient = Gradient(call, config, rows, blocks, score, mask, query.dtype, moved)
+    columns = columns_of((score, mask), other, config, kind.room(config))
+    gradient = Gradient(call, config, rows, blocks, score, mask, query.dtype, columns)
     if call.has_unseen and "k" in names:
         blind = blind_tiles(statistics, call.sizes["q"], config.columns)
     kernel = _Backward(gradient, names)
@@ -118,12 +118,12 @@ class _Backward:
         known, shape = [], (config.stages, config.columns)
         if gradient.rows == "k":
             known = [plgpu.SMEM(shape, jnp.float32) for _ in statistics]
-        more = len(known) + gradient.moved.count
+        more = len(known) + len(gradient.columns.places)
         scratch = (
             [smem(config.groups, config.rows, x.shape[3]) for x in stay],
             [smem(config.stages, config.columns, x.shape[3]) for x in visit],
             known,
-            gradient.moved.scratch(),
+            gradient.columns.scratch(),
             plgpu.Barrier(num_arrivals=2, num_barriers=config.groups),
             [barriers(num_arrivals=1 + n) for n in (more, 0)],
             [barriers(num_arrivals=config.groups) for _ in visit],
@@ -269,8 +269,8 @@ class _ThreadBlock:
         for array, there in zip(self.arrays.statistics, scratch.known, strict=False):
             x = array.at[(*place, columns)]
             plgpu.copy_gmem_to_smem(x, there.at[slot], here)
-        moved = self.gradient.moved
-        moved.load(self.arrays.mods, scratch.columns, slot, at, here)
+        given = scratch.columns, slot, at, here
+        self.gradient.columns.load(self.arrays.mods, *given)
 
     # --- the warpgroups that compute ---
 

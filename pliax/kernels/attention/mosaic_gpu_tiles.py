@@ -250,93 +250,6 @@ def _matrix(item: Hoisted, b: Any, h: Any) -> tuple[Any, ...]:
     return tuple(b if a == "b" else h for a in item.axes if a in "bh")
 
 
-class Moved(NamedTuple):
-    """What mods know of each column, which comes along with what is visited.
-
-    A visit is short, beside the time that a load from global memory takes. Where shared
-    memory has no room for more, the warpgroups that compute load it.
-
-    Attributes:
-        mods: Those that there are.
-        places: Which of their arrays, by mod and number.
-        config: The kernel's.
-    """
-
-    mods: Sequence[Operands]
-    places: tuple[tuple[int, int], ...]
-    config: Config
-
-    @staticmethod
-    def of(
-        mods: Sequence[Operands | None], columns: str, config: Config, room: int
-    ) -> "Moved":
-        """What has room.
-
-        Args:
-            mods: `score_mod` and `mask_mod`, or None.
-            columns: What a column is: "q" or "k".
-            config: The kernel's.
-            room: Bytes of shared memory that are left.
-        """
-        some = [mod for mod in mods if mod is not None]
-        if not config.has_mover:
-            return Moved(some, (), config)
-        places = [
-            (n, number)
-            for n, mod in enumerate(some)
-            for number, item in enumerate(mod.separated.hoisted)
-            if columns in item.axes and not item.is_looked_up
-        ]
-        most = room // (config.stages * config.columns * 4)
-        return Moved(some, tuple(places[:most]), config)
-
-    @property
-    def count(self) -> int:
-        """How many arrays."""
-        return len(self.places)
-
-    def scratch(self) -> list[Any]:
-        """The shared memory they take."""
-        shape = self.config.stages, self.config.columns
-        arrays = (self.mods[n].arrays[number] for n, number in self.places)
-        return [plgpu.SMEM(shape, x.dtype) for x in arrays]
-
-    def load(
-        self, refs: Sequence[Any], there: Any, slot: Any, at: Any, here: Any
-    ) -> None:
-        """Starts to load those of a visit.
-
-        Args:
-            refs: The arrays of each mod, in global memory.
-            there: What `scratch` gave.
-            slot: Of the visit.
-            at: Sequence, head and first column.
-            here: The barrier that says that they are there.
-        """
-        *place, first = at
-        for (n, number), to in zip(self.places, there, strict=True):
-            item = self.mods[n].separated.hoisted[number]
-            x = window(item, refs[n][number], place, first, self.config.columns)
-            plgpu.copy_gmem_to_smem(x, to.at[slot], here)
-
-    def known(
-        self, there: Any, slot: Any, mod: ModOnTile | None, *, is_last: bool
-    ) -> dict[int, Any]:
-        """What a mod knows of the columns of a visit, as far as it came along.
-
-        Args:
-            there: What `scratch` gave.
-            slot: Of the visit.
-            mod: The mod; None if there is none.
-            is_last: Whether it is `mask_mod`, the last of those that there are.
-        """
-        if mod is None:
-            return {}
-        mine = len(self.mods) - 1 if is_last else 0
-        pairs = zip(self.places, there, strict=True)
-        return mod.columns_in({i: x.at[slot] for (n, i), x in pairs if n == mine})
-
-
 def on_tile(
     tile: Tile, mods: Sequence[Operands | None], refs: Sequence[Any]
 ) -> list[ModOnTile | None]:
@@ -544,8 +457,8 @@ def run_kernel(
         interpret: Whether JAX's interpreter runs it, on any device, one thread block
             after another.
         out_type: Shapes and dtypes of its results.
-        counters: How many semaphores all thread blocks share, the last of the scratch;
-            None in the interpreter, which has none.
+        counters: How many semaphores all thread blocks share. They are the last of the
+            scratch, where the interpreter, which has none, puts None.
         has_own_barriers: Whether the kernel says itself where its warps wait for each
             other.
     """

@@ -35,6 +35,7 @@ from .block_mask import BlockMask
 from .configs import Kernel
 from .mosaic_gpu import NOTHING, Call, aligned, call_of, mods_of
 from .mosaic_gpu_backward import SQUARE, Scratch, ThreadBlock
+from .mosaic_gpu_columns import columns_of
 from .mosaic_gpu_gradients import (
     Gradient,
     blind_tiles,
@@ -43,7 +44,6 @@ from .mosaic_gpu_gradients import (
 )
 from .mosaic_gpu_split_vjp import gradients_of
 from .mosaic_gpu_tiles import (
-    Moved,
     as_lists,
     i32,
     run_kernel,
@@ -144,8 +144,8 @@ def _all_gradients(
         score_mod = with_slope(score_mod)
     loaded = {"k": config.span, "q": reach(config, blocks)}
     mods = mods_of(call, score_mod, block_mask, loaded)
-    moved = Moved.of(mods, "q", config, kind.room(config))
-    gradient = Gradient(call, config, "k", blocks, *mods, query.dtype, moved)
+    columns = columns_of(mods, "q", config, kind.room(config))
+    gradient = Gradient(call, config, "k", blocks, *mods, query.dtype, columns)
     kernel = _Backward(gradient, key.shape[3] // SQUARE)
     rest = as_lists(lists), turns, blind
     dk, dv, dq = kernel((key, value), (query, d_out), known, *rest)
@@ -241,13 +241,13 @@ class _Backward:
             else (),
             [smem(stages, columns, x.shape[3]) for x in visit],
             [plgpu.SMEM((stages, columns), jnp.float32) for _ in known],
-            self.gradient.moved.scratch(),
+            self.gradient.columns.scratch(),
             smem(min(groups, 2), groups, rows, columns),
             shared_memory(jnp.float32, *squares),
             plgpu.Barrier(num_arrivals=2, num_barriers=groups),
             [
                 barriers(num_arrivals=n)
-                for n in (len(known) + self.gradient.moved.count, 2)
+                for n in (len(known) + len(self.gradient.columns.places), 2)
             ],
             barriers(num_arrivals=groups),
             plgpu.Barrier(num_arrivals=groups),
