@@ -82,6 +82,11 @@ class Dim:
                 f"Dim({self.name!r}): max is {self.max}, less than min {self.min}.\n"
                 "Swap them, or leave max out."
             )
+        if self.max == 0:
+            raise ValueError(
+                f"Dim({self.name!r}): max is 0, so that all arrays would be empty.\n"
+                "Pass at least 1, or leave max out."
+            )
         least, step = max(self.min, 1), self.multiple_of
         if self.max is not None and self.max // step < -(-least // step):
             raise ValueError(
@@ -111,6 +116,11 @@ class Dim:
             raise ValueError(
                 f"Dim({self.name!r}): buckets is {given!r}.\n"
                 "Pass at least one length, each an integer of at least 1."
+            )
+        if max(given) < self.min:
+            raise ValueError(
+                f"Dim({self.name!r}): the largest bucket is {max(given)}, but min is "
+                f"{self.min}.\nAdd a larger bucket, or lower min."
             )
         if self.max is not None and max(given) < self.max:
             raise ValueError(

@@ -15,7 +15,8 @@ from ._jax import equation_frames
 
 OURS = str(Path(__file__).parents[1])
 _JAX = str(Path(jax.__file__).parent)
-NOT_THE_USERS = (OURS, _JAX)  # files that warnings pass over
+_CHECKS = "<@beartype"  # the files of what beartype writes
+NOT_THE_USERS = (OURS, _JAX, _CHECKS)  # files that warnings pass over
 _LIBRARIES = (_JAX, OURS, str(Path(np.__file__).parent))
 _PYTHONS = str(Path(dataclasses.__file__).parent)
 _PASSED_THROUGH = ("jax", "jaxlib", "pliax", "functools", "contextlib", "threading")
@@ -70,9 +71,7 @@ def calling_place() -> Place:
 def _is_passed(file: str) -> bool:
     """Whether a file is ours, or a checker's of types that wraps our functions."""
     parts = Path(file).parts
-    checks = (
-        "jaxtyping" in parts or "beartype" in parts or file.startswith("<@beartype")
-    )
+    checks = "jaxtyping" in parts or "beartype" in parts or file.startswith(_CHECKS)
     return file.startswith(OURS) or checks
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pliax.core.provenance import calling_place
+from pliax.core.ragged import logical
 from pliax.core.unbacked import with_unbacked
 
 from ._families import is_integer
@@ -33,7 +34,12 @@ def run_inside(f: Callable[..., Any], args: tuple, kwargs: dict, owner: str) -> 
     """
     leaves, tree = jax.tree.flatten((args, kwargs))
     places = [i for i, x in enumerate(leaves) if not is_integer(x)]
-    flat = on_leaves(f, leaves, tree, places)
+
+    def of_arrays(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = logical((args, kwargs), owner)
+        return f(*args, **kwargs)
+
+    flat = on_leaves(of_arrays, leaves, tree, places)
     return _differentiable(flat, owner)(*(jnp.asarray(leaves[i]) for i in places))
 
 

@@ -452,6 +452,36 @@ def test_inside_jit_vmap_and_grad_it_means_what_it_meant():
     np.testing.assert_allclose(twice, -(wanted**2) * np.arange(6), rtol=1e-5)
 
 
+def test_a_ragged_argument_inside_other_transformations_is_an_array():
+    f, rows = px.compile(lambda r: (r**2).sum()), np.stack([X, -X])
+    r = boolean_mask(X, X > 0)
+    assert jax.jit(f)(r) == f(r)
+    d_data = jax.grad(lambda data: f(Ragged(data, r.size)))(r.data)
+    is_valid = np.arange(len(r.data)) < r.size
+    np.testing.assert_array_equal(d_data, np.where(is_valid, 2 * r.data, 0))
+    many = jax.vmap(lambda x: boolean_mask(x, x > 0))(rows)
+    wanted = [(row[row > 0] ** 2).sum() for row in np.asarray(rows)]
+    for found in (jax.vmap(f)(many), jax.lax.map(f, many)):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda y: y.at[0].set(9.0).sum(),
+        lambda y: y.at[1].add(2.0).sum(),
+        lambda y: y.at[20].get(mode="fill", fill_value=3.0),
+        lambda y: y[: y.shape[0] // 2].sum(),
+        lambda y: jax.lax.dynamic_update_slice(jnp.zeros(20), y, (3,)).sum(),
+    ],
+    ids=["set", "add", "get", "slice", "update"],
+)
+def test_under_vmap_each_row_has_its_own_size_at_a_constant_index(use):
+    f = px.compile(lambda x: use(boolean_mask(x, x > 0)))
+    rows = np.random.default_rng(0).normal(size=(3, 7)).astype(np.float32)
+    np.testing.assert_allclose(jax.vmap(f)(rows), [f(x) for x in rows], rtol=1e-6)
+
+
 def test_gradients_of_ragged_results_inside_other_transformations():
     f = px.compile(lambda x, n: (positive(x) ** 2, n * 2))
     found = jax.grad(lambda x: f(x, jnp.int32(3))[0].data[:2].sum())(X)

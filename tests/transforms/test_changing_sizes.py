@@ -612,6 +612,8 @@ def test_limits_of_sizes_hold_inside_other_transformations(transform):
         ({"buckets": "linear"}, TypeError, "buckets is 'linear'"),
         ({"buckets": []}, ValueError, "at least one length"),
         ({"buckets": [8], "max": 9}, ValueError, "largest bucket is 8, but max is 9"),
+        ({"buckets": [8], "min": 9}, ValueError, "largest bucket is 8, but min is 9"),
+        ({"max": 0}, ValueError, "max is 0, so that all arrays would be empty"),
     ],
 )
 def test_a_dim_that_contradicts_itself_is_refused(options, error, text):

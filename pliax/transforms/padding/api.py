@@ -177,6 +177,13 @@ class PaddedFunction:
                     f"{owner}: {in_python(text)} was declared, but sizes is {known}.\n"
                     "Pass other sizes, or drop the condition."
                 )
+        for name, size in known.items():
+            dim = self._sizes.dims.get(name)
+            if dim is not None and not dim.holds(size):
+                raise ValueError(
+                    f"{owner}: sizes says {name} = {size}, but Dim({name!r}) says "
+                    f"{dim.description}.\nPass another size, or widen the Dim."
+                )
 
     def _require(self, guard: Guard, sizes: Mapping[str, Any]) -> None:
         known = {n: int(s) for n, s in sizes.items() if _is_known(s)}

@@ -163,7 +163,9 @@ def moved(selection: Selection, starts: Starts) -> tuple[Starts, Any]:
         if axis not in selection.parts and not selection.drops:
             continue
         last = bucket.scalar(selection.size(axis) - selection.sizes[axis])
-        found[axis] = lax.clamp(np.int32(0), start, last)
+        # Not lax.clamp, whose bounds under vmap have to have the start's shape.
+        start_inside = lax.max(start, lax.full_like(start, 0))
+        found[axis] = lax.min(start_inside, lax.broadcast(last, start.shape))
         if selection.drops:
             inside = both(inside, lax.eq(start, found[axis]))
     shape = bucket.shape([f for axis in selection.batch for f in axis])

@@ -54,6 +54,18 @@ def test_sizes_keep_what_was_declared(dims, options, size):
 
 
 @pytest.mark.parametrize(
+    ("limit", "size", "said"),
+    [({"min": 3}, 1, 3), ({"max": 6}, 7, 6), ({"buckets": [6]}, 7, 6)],
+)
+def test_sizes_are_those_that_a_dim_allows(limit, size, said):
+    padded = px.pad(total, dims={"x": {0: px.Dim("t", **limit)}})
+    assert padded(ONES, sizes={"t": 5}) == 5
+    text = rf"sizes says t = {size}, but Dim\('t'\) says at (least|most) {said}"
+    with pytest.raises(ValueError, match=text):
+        padded(ONES, sizes={"t": size})
+
+
+@pytest.mark.parametrize(
     ("options", "error", "text"),
     [
         ({"where": (3,)}, TypeError, "where holds 3 of type int"),
