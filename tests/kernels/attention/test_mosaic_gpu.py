@@ -192,7 +192,7 @@ def test_a_thread_block_that_takes_many_tiles_finds_what_one_for_each_does(
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
-def test_under_vmap_each_call_counts_its_own_tiles(monkeypatch):
+def test_under_vmap_each_call_takes_all_of_its_own_tiles(monkeypatch):
     monkeypatch.setattr(mosaic_gpu, "MULTIPROCESSORS", 3)
     q, k, v = (gaussian(n, (2, 1, 260, 2, 64), jnp.bfloat16) for n in range(3))
     mask = px.create_block_mask(px.kernels.masks.causal, None, None, 260, 260)
