@@ -20,8 +20,7 @@ class Backend:
         priority: The supported backend with the highest one is the default.
         options: Names of the `kernel_options` it reads.
         by_default: What runs in its place, and may refuse more, where nobody named it.
-        facts: What it asks of the arguments' contents while they are not traced, as
-            further options.
+        prepare: What it makes of the arguments while their contents are not traced.
     """
 
     name: str
@@ -30,7 +29,7 @@ class Backend:
     priority: int
     options: tuple[str, ...] = ()
     by_default: "Backend | None" = None
-    facts: Callable[[Any], dict[str, int]] = lambda _: {}
+    prepare: Callable[[Any], Any] = lambda arguments: arguments
 
 
 def choose(

@@ -1,6 +1,6 @@
 """flex_attention: the public function, which checks, picks a backend and runs it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from .arguments import (
 from .block_arguments import check_flag
 from .block_mask import BlockMask
 from .merging import FEW
+from .refinement import refined
 from .tiles import softmax_dtype
 
 
@@ -116,11 +117,9 @@ def _refused_few(arguments: _Arguments) -> str | None:
     return f"fewer than {FEW} queries would read a key once for each head: {reason}"
 
 
-def _facts_for_mosaic_gpu(arguments: _Arguments) -> dict[str, int]:
-    """Whether the mask is sparse, which chooses the kernels of the backward pass."""
-    from .mosaic_gpu_vjp import is_sparse
-
-    return {"sparse": 1} if is_sparse(arguments.block_mask) else {}
+def _prepared_for_mosaic_gpu(arguments: _Arguments) -> _Arguments:
+    """A mask that is known to be sparse has lists of smaller blocks, too."""
+    return replace(arguments, block_mask=refined(arguments.block_mask))
 
 
 def _attend_mosaic_gpu(query: Array, key: Array, value: Array, **rest: Any) -> Any:
@@ -141,7 +140,6 @@ def _attend_by_platform(query: Array, key: Array, value: Array, **rest: Any) -> 
     """The fused kernels on a GPU, `xla` where a program is compiled for a CPU."""
     score_mod, block_mask = rest.pop("score_mod"), rest.pop("block_mask")
     cuda = _mosaic_gpu(**rest)
-    rest.pop("sparse", None)
     kernel = derivatives.by_platform(cuda=cuda, default=_xla(**rest))
     kernel = bucketed.in_buckets(kernel, lambda query, key: (128, 128))
     return derivatives.attend(kernel, (query, key, value), score_mod, block_mask)
@@ -155,12 +153,11 @@ def _mosaic_gpu(**rest: Any) -> derivatives.Kernel:
     scale, splits = rest["scale"], rest.get("splits")
     asked = {x: rest[x] for x in configs.OPTIONS if x in rest}
     options = {"scale": scale, "interpret": "interpret" in rest, "asked": asked}
-    sparse = "sparse" in rest
 
     def backward(arrays: Any, *args: Any) -> Any:
         if not has_backward(args[1]):
             return _backward_by_xla(arrays, *args, scale=scale)
-        gradients = mosaic_gpu_vjp.backward(arrays, *args, **options, sparse=sparse)
+        gradients = mosaic_gpu_vjp.backward(arrays, *args, **options)
         return gradients, _captured_gradients(arrays, *args, scale=scale)
 
     forward = partial(mosaic_gpu_decoding.forward, splits=splits, **options)
@@ -256,9 +253,9 @@ BACKENDS = (
             _attend_by_platform,
             _refused_unless_named,
             priority=2,
-            facts=_facts_for_mosaic_gpu,
+            prepare=_prepared_for_mosaic_gpu,
         ),
-        facts=_facts_for_mosaic_gpu,
+        prepare=_prepared_for_mosaic_gpu,
     ),
 )
 _MAKE_MASK = "Make one with px.create_block_mask(mask_mod, B, H, q_len, kv_len)."
@@ -358,11 +355,11 @@ def flex_attention(
     out, lse, maximum = _run_on_auto_axes(
         arrays,
         score_mod,
-        block_mask,
+        backend.prepare(arguments).block_mask,
         name=backend.name,
         is_named=implementation is not None,
         scale=scale,
-        options=tuple(sorted((options | backend.facts(arguments)).items())),
+        options=tuple(sorted(options.items())),
     )
     if return_aux is None:
         return out

@@ -80,6 +80,8 @@ class BlockMask:
         lists_decide: False where `mask_mod` alone is the mask, and the lists follow
             from it (`create_block_mask`). True where the lists are part of it
             (`from_kv_blocks`, `with_mask_mod`): see `visible`.
+        halves: Lists of smaller blocks, which `flex_attention` adds to a sparse mask
+            for kernels that gain by them; None in what users make.
 
     Examples:
         >>> import pliax as px
@@ -105,6 +107,7 @@ class BlockMask:
     seq_lengths: tuple[Any, Any] = field(metadata={"static": True})
     block_size: tuple[int, int] = field(metadata={"static": True})
     lists_decide: bool = field(default=False, metadata={"static": True})
+    halves: Any = None
 
     @classmethod
     def from_kv_blocks(

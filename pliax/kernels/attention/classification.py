@@ -162,6 +162,19 @@ def _look(
     return some.reshape(shape), every.reshape(shape)
 
 
+@jax.jit(static_argnums=(2, 3))
+def look_at(
+    mask_mod: ClosedFunction,
+    places: tuple[Int[Array, " N"], ...],
+    lengths: tuple[int, int],
+    sizes: tuple[int, int],
+) -> tuple[Bool[Array, " N"], Bool[Array, " N"]]:
+    """Some and every, as in `classify`, of the blocks at (b, h, row, column)."""
+    pieces = _pieces(mask_mod.program.jaxpr, places[0].shape, sizes)
+    tile = partial(_look_at_tile, mask_mod, lengths, sizes, pieces)
+    return jax.lax.map(lambda at: tile(*at), places, batch_size=pieces.tiles)
+
+
 def _look_at_tile(
     mask_mod: ClosedFunction,
     lengths: tuple[Any, Any],

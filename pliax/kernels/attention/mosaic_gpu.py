@@ -66,6 +66,7 @@ from .mosaic_gpu_tiles import (
     run_kernel,
 )
 from .mosaic_gpu_visits import reach
+from .refinement import for_forward
 from .row_statistics import filled, heads_first
 from .separation import MASK_MOD, SCORE_MOD
 
@@ -138,9 +139,11 @@ def forward(
     asked: Mapping[str, int] = NOTHING,
 ) -> tuple[Array, Array, Array, Array]:
     """Output, log-sum-exp, maximum and logarithm of the sum, as a `Kernel` gives."""
-    call = call_of(arrays, block_mask, scale=scale, interpret=interpret, asked=asked)
     query, key, value = map(aligned, arrays)
     channels = key.shape[3], value.shape[3]
+    if not asked:
+        block_mask = for_forward(block_mask, max(channels))
+    call = call_of(arrays, block_mask, scale=scale, interpret=interpret, asked=asked)
     kind = Kernel("forward", channels, call.blocks)
     config = kind.config(call.asked)
     workers, room = _workers(call, config, channels, kind.room(config))

@@ -21,7 +21,8 @@ from .separation import is_literal
 
 
 _LEAST_SCALE = 1e-30  # the reciprocal of a smaller one may not be a float32
-_TILES = (128, 192)  # rows, and columns, that are loaded at once divide one of these
+_TILE = 128  # rows, and columns, that are loaded at once divide it, or
+_ASKED = 192  # these, where a user asks for others than the table's
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,7 @@ def blind_tiles(
     return some.astype(jnp.int32)[None], which.astype(jnp.int32)
 
 
-def whole_tiles(block: int) -> int:
+def whole_tiles(call: Call) -> int:
     """Queries that are a whole number of tiles, and of blocks of a mask."""
-    return math.lcm(*_TILES, block)
+    asked = _ASKED if "bwd_block_q" in call.asked else 1
+    return math.lcm(_TILE, asked, call.blocks[0] if call.blocks else 1)

@@ -18,7 +18,7 @@ References:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,6 @@ from jaxtyping import Bool, Int
 
 from pliax.kernels._hopper import shared_memory
 
-from .block_lists import known as are_known
 from .block_mask import BlockMask
 from .configs import Kernel
 from .mosaic_gpu import NOTHING, Call, aligned, call_of, mods_of
@@ -50,15 +49,11 @@ from .mosaic_gpu_tiles import (
 )
 from .mosaic_gpu_visits import reach
 from .normalization import with_slope
+from .refinement import for_keys, for_queries
 from .row_statistics import statistics
 
 
 _WIDE = 128  # channels: registers hold dk, dv and a tile, but little besides
-# The wide have a kernel for each side where so many percent of a mask's blocks are not
-# computed, and a key is seen by so few queries: it makes two products more, and no
-# thread block waits for its turn to add to dq. One H100, of 12 documents in 4,096 and
-# 16,384 tokens 1.08 and 1.20 times as fast, of windows of 1,024 0.99 and 0.95.
-_SPARSE, _FEW = 66.0, 900
 # Heads whose thread blocks start together: the fewer, the more of a head wait for each
 # other; of the wide as many as L2 holds queries, cotangents and dq of. One H100, 128
 # channels, no mask: of 4,096 tokens 519 TFLOP/s with 4 heads, 507 with 8, 476 with 16
@@ -77,7 +72,6 @@ def backward(
     scale: float,
     interpret: bool = False,
     asked: Mapping[str, int] = NOTHING,
-    sparse: bool = False,
 ) -> tuple[Array, Array, Array]:
     """Gradients of query, key and value, in their dtype.
 
@@ -90,20 +84,19 @@ def backward(
         scale: What scores are multiplied by.
         interpret: Whether to run in Pallas's interpreter.
         asked: The `kernel_options` of the user.
-        sparse: Whether few blocks are computed (`is_sparse`).
     """
     call = call_of(arrays, block_mask, scale=scale, interpret=interpret, asked=asked)
     d_out = cotangents[0].astype(arrays[0].dtype)
     padded = tuple(aligned(x) for x in (*arrays, d_out))
-    block = call.blocks[0] if call.blocks else 1
     linear = is_linear(score_mod, scale)
-    known = statistics(linear, whole_tiles(block), results, cotangents)
+    known = statistics(linear, whole_tiles(call), results, cotangents)
     given = call, padded, score_mod, block_mask, known
     channels = max(padded[1].shape[3], padded[2].shape[3])
+    is_sparse = block_mask is not None and block_mask.halves is not None
     if channels > _WIDE:
         found = [x for name in "qkv" for x in gradients_of(name, *given)]
-    elif channels == _WIDE and (sparse or (call.has_unseen and not linear)):
-        found = [*gradients_of("q", *given), *gradients_of("kv", *given)]
+    elif is_sparse or (channels == _WIDE and call.has_unseen and not linear):
+        found = _of_each_side(*given)
     else:
         found = _all_gradients(*given)
     pairs = zip(found, arrays, strict=True)
@@ -112,13 +105,22 @@ def backward(
     )
 
 
-def is_sparse(mask: BlockMask | None) -> bool:
-    """Whether few of a mask's blocks are computed; False where nobody knows yet."""
-    if mask is None or not are_known(mask.lists(transposed=False)):
-        return False
-    sparsity = mask.sparsity()
-    queries = (1 - sparsity / 100) * mask.seq_lengths[0]
-    return sparsity >= _SPARSE and queries < _FEW
+def _of_each_side(
+    call: Call,
+    arrays: tuple[Array, ...],
+    score_mod: Any,
+    block_mask: BlockMask | None,
+    known: tuple[Array, ...],
+) -> list[Array]:
+    """By a kernel for dq and one for dk and dv, each in the blocks it gains by."""
+    channels, masks = max(x.shape[3] for x in arrays[1:3]), [block_mask] * 2
+    if not call.asked:
+        masks = [for_queries(block_mask, channels), for_keys(block_mask)]
+    found = []
+    for names, mask in zip(("q", "kv"), masks, strict=True):
+        here = replace(call, blocks=None if mask is None else mask.block_size)
+        found += gradients_of(names, here, arrays, score_mod, mask, known)
+    return found
 
 
 def _all_gradients(

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Float
 
 
@@ -27,7 +27,10 @@ def statistics(
     """
     out, maximum, log_sum = results
     d_out, d_lse = (x.astype(jnp.float32) for x in cotangents)
-    delta = jnp.sum(d_out * out.astype(jnp.float32), axis=-1) - d_lse
+    delta = jnp.sum(d_out * out.astype(jnp.float32), axis=-1)
+    # Where XLA transposes the sums in the kernel that makes them, it takes 0.28 ms
+    # instead of 0.06 (16,384 tokens of 64 channels, 32 heads, one H100).
+    delta = lax.optimization_barrier(delta) - d_lse
     is_blind = maximum == -jnp.inf
     maximum, delta = (
         jnp.where(is_blind, jnp.inf, maximum),

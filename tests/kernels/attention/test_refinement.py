@@ -1,0 +1,118 @@
+"""Laws of a sparse mask's halves: the blocks a mask of that size would have."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings, strategies as st
+
+import pliax as px
+from pliax.kernels.attention.block_lists import spread
+from pliax.kernels.attention.refinement import (
+    for_forward,
+    for_keys,
+    for_queries,
+    refined,
+)
+
+
+def documents(T, length=128):
+    return px.create_block_mask(
+        lambda b, h, q, k: (q // length == k // length) & (q >= k), None, None, T, T
+    )
+
+
+def window(T, length):
+    return px.create_block_mask(
+        lambda b, h, q, k: (q - k < length) & (q >= k), None, None, T, T
+    )
+
+
+def test_a_mask_is_sparse_where_it_is_known_that_few_queries_see_a_key():
+    assert refined(documents(384)).halves and refined(documents(1024)).halves
+    assert refined(window(4096, 256)).halves
+    for mask in (documents(256), window(4096, 1024), window(512, 512), None):
+        assert refined(mask) is mask
+    seen = []
+    jax.jit(lambda mask: seen.append(refined(mask).halves))(documents(384))
+    assert seen == [None]
+
+
+@settings(max_examples=20)
+@given(
+    lengths=st.sampled_from([(1200, 1200), (1100, 1500)]),
+    documents=st.lists(st.integers(20, 400), min_size=8, max_size=30),
+    past=st.integers(60, 400),
+    shape=st.sampled_from([(None, None), (2, 2)]),
+    sizes=st.sampled_from([(128, 128), (256, 384)]),
+    separate=st.booleans(),
+    given_lists=st.booleans(),
+)
+@example((1200, 1200), [300] * 4, 400, (2, 2), (128, 128), True, False)
+@example((1100, 1500), [300] * 4, 400, (2, 2), (256, 384), False, True)
+def test_halves_are_the_blocks_of_a_mask_of_their_size(
+    lengths, documents, past, shape, sizes, separate, given_lists
+):
+    ids = np.searchsorted(np.cumsum(documents), np.arange(1500), "right")
+    ids, past = jnp.asarray(ids), jnp.asarray(past)
+
+    def visible(b, h, q, k):
+        return (ids[q] == ids[k]) & (q - k >= -(b + h)) & (q - k < past)
+
+    mask = px.create_block_mask(
+        visible, *shape, *lengths, block_size=sizes, separate_full_blocks=separate
+    )
+    if given_lists:
+        mask = mask.with_mask_mod(visible)
+    found = refined(mask)
+    is_sparse = mask.sparsity() >= 66 and (1 - mask.sparsity() / 100) * lengths[0] < 900
+    assert (found.halves is not None) == is_sparse
+    assume(is_sparse)
+    cuts = {(128, 64): found.halves.queries, (64, 128): found.halves.keys}
+    if found.halves.forward is not None:
+        cuts[64, 64] = found.halves.forward
+    dense = visible(*jnp.ix_(*map(jnp.arange, mask.shape)))
+    for size, lists in cuts.items():
+        some, every = in_blocks(np.asarray(dense), size)
+        if size == (64, 128):
+            some, every = some.swapaxes(2, 3), every.swapaxes(2, 3)
+        partial, full = spread(lists, some.shape[3])
+        np.testing.assert_array_equal(partial, some & ~every)
+        np.testing.assert_array_equal(full, every)
+
+
+def in_blocks(dense, size):
+    """Whether some score of a block is seen, and every one."""
+    widths = [(0, -n % size) for n, size in zip(dense.shape[2:], size, strict=True)]
+    padded = np.pad(dense, ((0, 0), (0, 0), *widths))
+    (B, H, T, S), (m, n) = padded.shape, size
+    blocks = padded.reshape(B, H, T // m, m, S // n, n)
+    return blocks.any(axis=(3, 5)), blocks.all(axis=(3, 5))
+
+
+def test_halves_made_while_a_function_is_traced_are_there_for_others():
+    mask = documents(384)
+    first = jax.jit(lambda: jnp.asarray(refined(mask).halves.keys.num))()
+    assert np.array_equal(refined(mask).halves.keys.num, first)
+    assert refined(mask).halves is refined(mask).halves
+
+
+def test_wide_heads_keep_the_blocks_of_queries():
+    mask = refined(documents(384))
+    assert for_forward(mask, 128) is mask and for_queries(mask, 128) is mask
+    assert for_forward(mask, 64).block_size == (64, 64)
+    assert for_keys(mask).block_size == (64, 128)
+
+
+@pytest.mark.parametrize("size", [64, 192, (128, 64)])
+def test_masks_of_blocks_that_are_not_made_of_whole_ones_are_left(size):
+    mask = px.create_block_mask(
+        lambda b, h, q, k: q == k, None, None, 1024, 1024, block_size=size
+    )
+    assert refined(mask) is mask
+
+
+def test_halves_are_made_under_a_guard_of_transfers():
+    mask = documents(384)
+    with jax.transfer_guard("disallow"):
+        assert refined(mask).halves
