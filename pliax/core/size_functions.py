@@ -63,6 +63,8 @@ def searched(values: jax.Array, query: jax.Array, side: str, dtype: Any) -> jax.
         dtype: of the result, a signed integer.
     """
     (n,) = values.shape
+    if statically_known_true(n == 0):  # which JAX asks, too
+        return lax.full(query.shape, 0, dtype)
     is_before = sort_orders()["le" if side == "left" else "lt"]
     count = jnp.asarray(n, jnp.uint32)
 

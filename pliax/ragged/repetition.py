@@ -7,6 +7,7 @@ import numpy as np
 from jax import lax
 
 from pliax.core.callers import asker
+from pliax.core.conditions import statically_known_true
 from pliax.core.dims import Size
 from pliax.core.provenance import user_place
 from pliax.core.ragged import cut
@@ -63,7 +64,7 @@ def repeat(
     places = lax.iota(jnp.int32, bound)
     begun = jnp.zeros_like(places).at[ends - repeats].add(1, mode="drop")
     index = jnp.cumsum(begun) - 1
-    if isinstance(x.shape[axis], int) and x.shape[axis] == 0:
+    if statically_known_true(x.shape[axis] == 0):  # of which JAX reads nothing
         x = jnp.zeros((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.dtype)
     result = jnp.take(x, index, axis=axis, mode="clip")
     text = (

@@ -31,21 +31,29 @@ def error_at(
     assumptions: Assumptions,
 ) -> Exception | None:
     """What JAX raises where the named sizes of a program have these values."""
-    leaves, tree = jax.tree.flatten(make_args(assumptions))
-    known = [evaluate(x, sizes) if isinstance(x, Size) else x for x in leaves]
-    places = [i for i, x in enumerate(known) if not is_integer(x)]
-    flat = on_leaves(f, known, tree, places)
-
-    def plain(x: Any) -> Any:
-        if not isinstance(x, ShapedArray | jax.ShapeDtypeStruct):
-            return x
-        return x.update(shape=tuple(evaluate(n, sizes) for n in x.shape))
-
+    leaves, tree = jax.tree.flatten(args_at(sizes, make_args, assumptions))
+    places = [i for i, x in enumerate(leaves) if not is_integer(x)]
+    flat = on_leaves(f, leaves, tree, places)
     try:
-        jax.eval_shape(flat, *(plain(known[i]) for i in places))
+        jax.eval_shape(flat, *(leaves[i] for i in places))
     except Exception as error:  # whatever a user's function raises
         return error
     return None
+
+
+def args_at(
+    sizes: Mapping[str, int],
+    make_args: Callable[[Assumptions], tuple[tuple, dict]],
+    assumptions: Assumptions,
+) -> tuple[tuple, dict]:
+    """The abstract arguments of a program whose named sizes have these values."""
+
+    def one(x: Any) -> Any:
+        if isinstance(x, ShapedArray | jax.ShapeDtypeStruct):
+            return x.update(shape=tuple(evaluate(n, sizes) for n in x.shape))
+        return evaluate(x, sizes) if isinstance(x, Size) else x
+
+    return jax.tree.map(one, make_args(assumptions))
 
 
 def other_sizes(assumptions: Assumptions) -> dict[str, int] | None:

@@ -42,7 +42,7 @@ from pliax.core.unbacked import (
 
 from ._families import is_number
 from ._leaves import on_leaves
-from ._other_sizes import error_at, other_sizes
+from ._other_sizes import args_at, error_at, other_sizes
 from ._result_trees import without_sizes
 from ._trace_errors import (
     GoesOnError,
@@ -193,10 +193,8 @@ def _traced(
         return trace_under(assumptions, f, make_args)
     except ConstraintViolationError as second:
         others = other_sizes(assumptions)
-        is_needed = others is None or error_at(others, f, make_args, assumptions)
-        own = error_at(assumptions.known.hints, f, make_args, assumptions)
-        if isinstance(own, NeedsSizesError):  # plain JAX cannot tell
-            own = _own_error(symbols, f, make_args, assumptions)
+        is_needed = others is None or _error_at(others, f, make_args, assumptions)
+        own = _error_at(assumptions.known.hints, f, make_args, assumptions)
         if is_needed and own is None:
             raise second from first
     except Exception as second:  # what went wrong first is the reason
@@ -212,17 +210,19 @@ def _traced(
     ) from first
 
 
-def _own_error(
-    symbols: tuple[Symbol, ...],
+def _error_at(
+    sizes: Mapping[str, int],
     f: Callable[..., Any],
     make_args: Callable[[Assumptions], tuple[tuple, dict]],
     assumptions: Assumptions,
 ) -> Exception | None:
-    """What a program raises where its sizes may become what they are in a call."""
-    weak = [dataclasses.replace(s, is_strong=False) for s in symbols]
-    known, owner = assumptions.known.constraints, assumptions.owner
+    """What a program raises where its named sizes have these values."""
+    error = error_at(sizes, f, make_args, assumptions)
+    if not isinstance(error, NeedsSizesError):
+        return error
+    args = args_at(sizes, make_args, assumptions)  # plain JAX cannot tell
     try:
-        trace_under(Assumptions(weak, known, unify=True, owner=owner), f, make_args)
+        trace_under(Assumptions((), owner=assumptions.owner), f, lambda _: args)
     except Exception as error:  # whatever a user's function raises
         return error
     return None

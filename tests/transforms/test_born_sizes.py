@@ -10,7 +10,7 @@ from jax import lax
 
 import pliax as px
 from pliax.core.other_traces import UnknownSizeError
-from pliax.ragged import Ragged, boolean_mask, nonzero, repeat
+from pliax.ragged import Ragged, boolean_mask, nonzero, repeat, unique
 
 
 X = np.array([3.0, -1.0, 2.0, -5.0, 1.5, 0.5], np.float32)
@@ -53,6 +53,35 @@ def test_empty_arrays_have_nothing_to_select():
     selected, places, total = f(X[:0])
     assert selected.to_numpy().shape == places.to_numpy().shape == (0,)
     assert total == 0
+
+
+SELECTS = {
+    "boolean_mask": (positive, lambda x: x[x > 0]),
+    "nonzero": (lambda x: nonzero(x > 0)[0], lambda x: jnp.nonzero(x > 0)[0]),
+    "indexed": (lambda x: x[nonzero(x > 0)[0]], lambda x: x[x > 0]),
+    "unique": (unique, jnp.unique),
+    "repeat": (lambda x: repeat(x, 2, bound=9), lambda x: jnp.repeat(x, 2)),
+    "repeated selection": (
+        lambda x: repeat(positive(x), 2, bound=9),
+        lambda x: jnp.repeat(x[x > 0], 2),
+    ),
+    "searchsorted": (
+        lambda x: jnp.searchsorted(jnp.sort(positive(x)), 1.0),
+        lambda x: jnp.searchsorted(jnp.sort(x[x > 0]), 1.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("lengths", [(1,), (5, 1, 4), (1, 5)], ids=str)
+@pytest.mark.parametrize("name", SELECTS)
+def test_what_is_left_of_one_element_may_be_nothing(name, lengths):
+    selects, plain = SELECTS[name]
+    declared = px.compile(lambda x: selects(x[1:]), dims={"x": "t"})
+    changing = px.compile(selects)
+    for length in lengths:
+        x = jnp.asarray(X[:length])
+        for found in (declared(x), changing(x[1:])):
+            np.testing.assert_array_equal(found, plain(x[1:]))
 
 
 def test_what_is_read_of_nothing_is_what_jax_fills_with():
