@@ -278,7 +278,7 @@ class Catalog:
         function = self.function
         tree = jax.tree.structure(unmarked(args, kwargs))
         if not reading.symbols and not self.needs_sizes:
-            return Entry(reading, None, function, tree, family.refusal)
+            return Entry(reading, None, function, tree, family.why_constant)
         tally = Tally()
         traced = functools.partial(self._traced, args=args, kwargs=kwargs, tally=tally)
         try:
@@ -303,7 +303,9 @@ class Catalog:
                 family.fixed.clear()  # it was not for them
             constant = family.constant(family.calls[-1])
             if self.needs_sizes:
-                return self._trace(family, constant, args, kwargs)
+                entry = self._trace(family, constant, args, kwargs)
+                entry.refusal = refusal
+                return entry
             return Entry(constant, None, function, tree, refusal, tally=tally)
         except BaseException as error:
             self.ledger.uncached().add(**tally.read())
@@ -313,7 +315,8 @@ class Catalog:
                 _name_partners(error, reading)
             raise
         self.needs_sizes |= bool(found.assumptions.known.unbacked)
-        refusal = 'padding="never"' if self.options.padding == "never" else None
+        is_never = self.options.padding == "never"
+        refusal = family.why_constant or ('padding="never"' if is_never else None)
         return Entry(reading, found, function, tree, refusal, tally=tally)
 
     def _traced(
@@ -463,19 +466,19 @@ class Catalog:
         placed: list[str] = []
         for name, value in values.items():
             symbol = symbols[name]
+            ranges[name] = value, value  # in the order of all names
             if entry.trace is None or name in entry.unshaped:
                 whole = symbol.low, symbol.high or LARGEST
                 ranges[name] = entry.near(name, value, whole)
+                if ranges[name] == (value, value) != whole:
+                    entry.exact[name] = "what is computed of it may not fit an int32"
             elif entry.refusal is not None:
-                ranges[name] = value, value
-            elif name in spread:
-                ranges[name] = value, value
-                tell_bucket(owner, name, value, value, "its axis is divided by devices")
-            elif entry.reading.may_be_negative(name):
-                ranges[name] = value, value
-                tell_bucket(owner, name, value, value, "it may be negative")
+                continue
+            elif name in spread or entry.reading.may_be_negative(name):
+                why = _SPREAD if name in spread else "it may be negative"
+                entry.exact[name] = why
+                tell_bucket(owner, name, value, value, why)
             else:
-                ranges[name] = value, value  # in the order of all names
                 placed.append(name)
         special = self.buckets.special({name: values[name] for name in placed})
         for name in placed:
@@ -505,6 +508,9 @@ def _name_partners(error: ConstraintViolationError, reading: Reading) -> None:
             f"{error}\nAs long here, and without a name: {', '.join(alike)}. What is "
             f"always as long as {error.name} gets the same name.",
         )
+
+
+_SPREAD = "its axis is divided by devices"
 
 
 def _spread(reading: Reading, leaves: list[Any]) -> frozenset[str]:

@@ -44,6 +44,8 @@ class Entry:
         shared: the largest Python integer, but for its sign, that has no executable of
             its own; None where all share one, so that what is computed of any of them
             fits an int32.
+        exact: sizes that have executables of their own though the rest is padded, and
+            why.
     """
 
     reading: Reading
@@ -54,6 +56,7 @@ class Entry:
     reason: str = ""
     tally: Any = None
     shared: int | None = None
+    exact: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def match(self, sizes: Sequence[int]) -> dict[str, int] | None:
         """The symbols' values in a call that this entry serves."""

@@ -217,6 +217,13 @@ class Family:
             return Decision(True, "a size that dims names depends on it")
         return decide(self.declared, position, history)
 
+    @property
+    def why_constant(self) -> str | None:
+        """Why no size of the last call is a symbol, where some might be."""
+        if self.refusal is None and self._has_empty(self.calls[-1]):
+            return "traced for this call alone: an axis that dims names is empty"
+        return self.refusal
+
     def _has_empty(self, sizes: Sequence[int]) -> bool:
         """Whether an axis that `dims` names has no elements: a case of its own.
 

@@ -440,6 +440,8 @@ class CompiledFunction(Dispatched):
         notes += [f"constant: {text}" for text in dict.fromkeys(self._catalog.fixed)]
         born = (text for e in entries if e.trace for text in e.trace.born_from_data)
         notes += [f"born from data: {text}" for text in dict.fromkeys(born)]
+        exact = (f"{name}: {why}" for e in entries for name, why in e.exact.items())
+        notes += [f"exact sizes of {text}" for text in dict.fromkeys(exact)]
         refusals = dict.fromkeys(e.refusal for e in entries if e.refusal)
         return notes + [f"not padded: {text}" for text in refusals]
 

@@ -235,6 +235,23 @@ def test_an_error_about_a_size_born_from_data_says_where_it_was_and_what_to_do(d
     assert "px.check(a.shape[0] == b.shape[0])" in "".join(caught.value.__notes__)
 
 
+@pytest.mark.parametrize("dims", [{"x": "t"}, None], ids=["declared", "learned"])
+def test_what_has_no_room_at_some_sizes_is_traced_size_by_size_and_says_why(dims):
+    def into_buffer(x):
+        y = positive(x)
+        return jnp.full(8, -1.0).at[: y.shape[0]].set(y)
+
+    f = px.compile(into_buffer, dims=dims)
+    for length in (4, 5, 6):
+        x = X[:length]
+        wanted = np.full(8, -1.0, np.float32)
+        wanted[: (x > 0).sum()] = x[x > 0]
+        np.testing.assert_array_equal(f(x), wanted)
+    assert f.stats.compilations == 3
+    reason = r"not padded: traced size by size: .*min\(u0, 8\).*\n.*into_buffer: "
+    assert re.search(reason, f.explain())
+
+
 def test_equal_sizes_born_from_data_are_used_together_once_that_is_stated():
     def f(x):
         a, b = positive(x), boolean_mask(-x, x > 0)

@@ -878,6 +878,27 @@ def test_what_jax_cannot_trace_for_all_sizes_is_traced_size_by_size():
         px.compile(first_half, dims={"x": "t"}, padding="require")(counting(3))
 
 
+def test_what_runs_at_exact_sizes_beside_what_is_padded_says_why(mesh_4x2):
+    total = px.compile(jnp.sum, dims={"a": "t"})
+    for t in (5, 0, 7):
+        same(total(counting(t)), counting(t).sum())
+    assert "this call alone: an axis that dims names is empty" in total.explain()
+
+    cut = px.compile(lambda x, n: x[:n].sum(), dims={"x": "t"})
+    for n in (-2, -1):
+        same(cut(counting(5), n), counting(5)[:n].sum())
+    assert "exact sizes of s1: it may be negative" in cut.explain()
+
+    squared = px.compile(lambda x, n: x.sum() + n * n, dims={"x": "t"})
+    for n in (40_000, 46_000):
+        same(squared(counting(5), n), counting(5).sum() + n * n)
+    assert "exact sizes of s1: what is computed of it may not" in squared.explain()
+
+    doubled = px.compile(lambda x: x * 2, dims={"x": "t"})
+    doubled(jax.device_put(counting(8), NamedSharding(mesh_4x2, jax.P("x"))))
+    assert "exact sizes of t: its axis is divided by devices" in doubled.explain()
+
+
 def test_a_mistake_of_the_user_is_told_as_jit_tells_it():
     f = px.compile(lambda x, y: x + y, dims={"x": "a", "y": "b"})
     with pytest.raises(TypeError, match=r"incompatible shapes.*\(3,\), \(4,\)"):
