@@ -367,7 +367,8 @@ def check(condition: Any, message: str = "") -> None:
     For sizes at hand it leaves a guard. For sizes born from data (`px.ragged`) it is a
     run-time assertion: a function of `px.compile` or `px.pad` that has one waits for
     the device at the end of each call and raises there. It may then not stand in a loop
-    or a branch of JAX's.
+    or a branch of JAX's. Of sizes of `px.pad` that are traced it has to follow from
+    `where=`, as nobody could raise there.
 
     Args:
         condition: a comparison of sizes or a plain truth value.
@@ -387,7 +388,7 @@ def check(condition: Any, message: str = "") -> None:
     text = f"px.check: {message or f'{what} does not hold'}\n  at {place}"
     if answer is None:
         condition.assumptions.values.refuse_afterwards(condition, frame)
-    if answer is None and not condition.assumptions.has_hints(condition):
+    if answer is None and not condition.assumptions.has_values(condition):
         state(condition, text, place)
         return
     if answer is None:

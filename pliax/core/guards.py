@@ -233,6 +233,12 @@ class Assumptions:
         """Whether the sizes in a condition have values at hand."""
         return names_of(condition) <= self.known.hints.keys()
 
+    def has_values(self, condition: Condition) -> bool:
+        """Whether these values are those of a call, and no stand-ins for them."""
+        symbols = self.known.symbols
+        are_known = (not symbols[name].is_traced for name in names_of(condition))
+        return self.has_hints(condition) and all(are_known)
+
     def _owns(self, x: Any) -> bool:
         return not isinstance(x, Size) or x.assumptions is self
 

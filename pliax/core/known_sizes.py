@@ -42,6 +42,8 @@ class Symbol:
         low: its smallest value.
         high: its largest value, or None.
         offset: how much more it is than the Python integer that it was read off.
+        is_traced: whether nobody knows its value, for which the hint stands in: what
+            that decides is a guard, which a call has to refuse.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Symbol:
     low: int = 1
     high: int | None = None
     offset: int = 0
+    is_traced: bool = False
 
     @property
     def at_hand(self) -> str:

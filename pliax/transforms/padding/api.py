@@ -86,8 +86,9 @@ class PaddedFunction:
         if isinstance(held, Tracer):
             raise PaddingRefused(
                 "check",
-                "inside jax.jit nobody can raise what is checked at run time; use "
-                f"px.compile, or call the padded function outside ({texts[0]})",
+                "inside jax.jit nobody can raise what is checked at run time; call the "
+                "padded function outside or use px.compile, or say with where= what "
+                f"holds of sizes that are traced ({texts[0]})",
                 calling_place(),
             )
         raise_failed(texts, held)
@@ -126,6 +127,7 @@ class PaddedFunction:
                 is_strong=True,
                 low=self._least.get(name, 1),
                 high=length,
+                is_traced=not _is_known(sizes[name]),
             )
             for name, length in lengths.items()
         ]

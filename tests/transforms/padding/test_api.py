@@ -106,3 +106,25 @@ def test_a_refusal_goes_from_process_to_process_and_is_copied():
     for refusal in (pickle.loads(pickle.dumps(found.value)), copy.copy(found.value)):
         assert type(refusal) is PaddingRefused
         assert str(refusal) == str(found.value) and refusal.place == found.value.place
+
+
+@pytest.mark.parametrize("bound", [4, 16])
+def test_what_is_checked_of_a_size_that_is_traced_has_to_be_said(bound):
+    def checked(x):
+        px.check(x.shape[0] <= bound, "too long")
+        return x.sum()
+
+    def call(padded, n):
+        return jax.jit(lambda n: padded(ONES, sizes={"t": n}))(n)
+
+    declared = px.pad(checked, dims={"x": "t"}, where=f"t <= {min(bound, 8)}")
+    assert call(declared, 3) == 3
+    plain = px.pad(checked, dims={"x": "t"})
+    assert plain(ONES, sizes={"t": 3}) == 3
+    if bound >= len(ONES):
+        assert call(plain, 3) == 3
+        return
+    with pytest.raises(PaddingRefused, match=r"(?s)where=.*too long.*checked"):
+        call(plain, 3)
+    with pytest.raises(ValueError, match=r"too long.*\n.*\nAsked was t <= 4, found t"):
+        plain(ONES, sizes={"t": 5})
