@@ -124,6 +124,13 @@ def _programs(eqn: Any) -> Iterator[Any]:
                 yield program
 
 
+def born_in(tree: Any, assumptions: Assumptions) -> frozenset[str]:
+    """The sizes born from data in the shapes of arrays."""
+    shapes = (getattr(x, "shape", ()) for x in jax.tree.leaves(tree))
+    names = frozenset().union(*(variables(n) for shape in shapes for n in shape))
+    return names.intersection(assumptions.known.unbacked)
+
+
 # --- lengths --------------------------------------------------------------------------
 
 

@@ -62,6 +62,8 @@ class Catalog:
         families: by everything of a call but its sizes.
         needs_sizes: whether sizes are born from data in it, so that it is traced with
             symbols also where no size of a call is one.
+        bears_sizes: whether results have such sizes, so that two calls in the trace of
+            another function share no trace.
     """
 
     parameters: Parameters
@@ -72,6 +74,7 @@ class Catalog:
     decisions: Decisions = dataclasses.field(default_factory=Decisions)
     families: dict[Hashable, Family] = dataclasses.field(default_factory=dict)
     needs_sizes: bool = False
+    bears_sizes: bool = False
 
     def __post_init__(self):
         owner = self.parameters.owner

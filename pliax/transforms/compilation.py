@@ -29,9 +29,10 @@ import jax
 import numpy as np
 
 from pliax.core._jax import call_context, is_tracing
+from pliax.core.guards import Assumptions
 from pliax.core.provenance import calling_place
 from pliax.core.ragged import with_constants
-from pliax.core.unbacked import NeedsSizesError, tracing_context
+from pliax.core.unbacked import NeedsSizesError, born_in, tracing_context
 
 from ._arguments import (
     Parameters,
@@ -231,7 +232,7 @@ class CompiledFunction(Dispatched):
         group = group_of(sizes)
         with self._ledger.calling(self._ledger.uncached(group)):
             try:
-                return self._plain(*args, **kwargs)
+                return self._call_in_trace(args, kwargs)
             except NeedsSizesError:
                 if tracing_context.value is not None:  # an outer px.compile's affair
                     raise
@@ -241,6 +242,18 @@ class CompiledFunction(Dispatched):
                 if not (is_tracing() and any(is_number(x.value) for x in leaves)):
                     raise
             return self._counted(*args, **kwargs)
+
+    def _call_in_trace(self, args: tuple, kwargs: dict) -> Any:
+        """As JAX calls it; anew where results have sizes born in it, which differ."""
+        plain, outer = self._plain, tracing_context.value
+        if self._catalog.bears_sizes:
+            f = functools.partial(self._counted)  # which no earlier trace is found for
+            plain = jax.jit(f, donate_argnums=self._options.donated)
+        result = plain(*args, **kwargs)
+        if isinstance(outer, Assumptions):
+            born = born_in(result, outer) - born_in((args, kwargs), outer)
+            self._catalog.bears_sizes |= bool(born)
+        return result
 
     def _bind_once(self, call: _Call) -> Bound:
         """What serves a call; threads that ask for one kind of call wait in line."""

@@ -443,6 +443,28 @@ def test_two_calls_of_one_inner_trace_may_not_share_a_size():
         px.compile(lambda x: selected(x).sum() + selected(-x).sum())(X)
 
 
+@pytest.mark.parametrize("dims", [None, {"x": "t"}], ids=["plain", "declared"])
+def test_a_compiled_function_may_be_called_again_in_another_with_a_size_of_its_own(
+    dims,
+):
+    selects = px.compile(positive, dims=dims)
+    doubled = px.compile(lambda x: 2 * selects(x))
+
+    def both(x):
+        return jnp.concatenate([selects(x), doubled(-x), doubled(x)])
+
+    f = px.compile(both, dims={"x": "t"})
+    for length in (6, 5, 4):
+        x = X[:length]
+        wanted = np.concatenate([x[x > 0], -2 * x[x < 0], 2 * x[x > 0]])
+        np.testing.assert_array_equal(f(x), wanted)
+    assert f.stats.traces == 1
+    padded = px.pad(both, dims={"x": "t"})(X, sizes={"t": 6})
+    np.testing.assert_array_equal(padded, [*POSITIVE, 2, 10, *(2 * POSITIVE)])
+    found = jax.grad(px.compile(lambda x: (both(x) ** 2).sum()))(X)
+    np.testing.assert_allclose(found, np.where(X > 0, 10, 8) * X)
+
+
 def in_two_calls(inner):
     def f(x):
         a, b = inner(x), inner(-x)  # both alive
