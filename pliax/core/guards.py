@@ -107,6 +107,10 @@ class Assumptions:
         self.counted.clear()
         self.known.forget_hints()
 
+    def open_again(self) -> None:
+        """Before more is traced with the same sizes: a derivative of the program."""
+        self.is_closed = False
+
     # --- questions --------------------------------------------------------------------
 
     def compare(self, a: Any, relation: str, b: Any, frame: FrameType) -> Any:

@@ -1,18 +1,25 @@
 """A function with sizes born from data inside another transformation.
 
+    symbolic trace  ->  a function of arrays, tracers among them, and its derivatives
+
 Such a function is traced with symbols, and the padded program runs in place: under
 `jax.jit` it is compiled with the rest, `jax.vmap` takes it apart as any other. Its
-derivative is that of the function, not of the padded program, in which 0 times what the
-padding holds may be NaN: so it is a function with a rule of its own.
+derivatives are those of the function, not of the padded program, in which 0 times what
+the padding holds may be NaN: tangents and gradients are padded programs of their own.
+What the function closes over of other transformations is an argument of them all.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.core import Tracer, eval_jaxpr
 
+from pliax.core.linear_maps import linear_map
 from pliax.core.provenance import calling_place
 from pliax.core.ragged import logical
 from pliax.core.unbacked import with_unbacked
@@ -23,7 +30,7 @@ from ._trace_errors import NotSymbolicError
 from .padding.interpreter import run_whole
 from .padding.layouts import Bucket
 from .padding.rules import PaddingRefused
-from .tracing import trace
+from .tracing import SymbolicTrace, program_under, trace
 
 
 def run_inside(f: Callable[..., Any], args: tuple, kwargs: dict, owner: str) -> Any:
@@ -40,59 +47,105 @@ def run_inside(f: Callable[..., Any], args: tuple, kwargs: dict, owner: str) -> 
         return f(*args, **kwargs)
 
     flat = on_leaves(of_arrays, leaves, tree, places)
-    return _differentiable(flat, owner)(*(jnp.asarray(leaves[i]) for i in places))
+    arrays = [jnp.asarray(leaves[i]) for i in places]
+    avals = tuple(map(jax.typeof, arrays))
+    try:
+        found = trace(flat, lambda _: (avals, {}), (), owner=owner)
+    except NotSymbolicError as error:
+        raise error.original from error.original.__cause__
+    given = [arrays[i] for i in found.inputs]
+    traced = [x for x in found.consts if isinstance(x, Tracer)]
+    results = _differentiable(_Program(found))(*traced, *given)
+    return jax.tree.unflatten(found.out_tree, results)
 
 
-def _padded(f: Callable[..., Any], owner: str) -> Callable[..., Any]:
-    """F of arrays, run as a padded program; `Ragged` results."""
+@dataclasses.dataclass(frozen=True)
+class _Program:
+    """A symbolic trace as a function of flat arrays.
 
-    def call(*arrays: Any) -> Any:
-        avals = [jax.typeof(x) for x in arrays]
-        try:
-            found = trace(f, lambda _: (tuple(avals), {}), (), owner=owner)
-        except NotSymbolicError as error:
-            raise error.original from error.original.__cause__
-        ranges = with_unbacked(found.assumptions, {})
-        bucket = Bucket(ranges, {}, found.equal)
-        given = [bucket.exact(arrays[i]) for i in found.inputs]
-        data = run_whole(bucket, found.jaxpr, found.consts, given)
+    The first of them are tracers that it captured, then come its arguments.
+    """
+
+    trace: SymbolicTrace
+
+    def _inputs(self, arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Its constants and its arguments."""
+        given = iter(arrays)
+        consts = self.trace.consts
+        captured = [next(given) if isinstance(x, Tracer) else x for x in consts]
+        return captured, list(given)
+
+    def symbolic(self, *arrays: Any) -> list[Any]:
+        """The results in a trace with the same sizes."""
+        consts, given = self._inputs(arrays)
+        return eval_jaxpr(self.trace.jaxpr, consts, *given)
+
+    def padded(self, *arrays: Any) -> list[Any]:
+        """The results as arrays as long as their sizes can become."""
+        found = self.trace
+        bucket = Bucket(with_unbacked(found.assumptions, {}), {}, found.equal)
+        consts, given = self._inputs(arrays)
+        data = run_whole(bucket, found.jaxpr, consts, [*map(bucket.exact, given)])
         if bucket.checks:
             reason = "inside another transformation nobody can raise what it checks"
             text, _ = bucket.checks[0]
             reason = f"{reason} at run time ({text})"
             raise PaddingRefused("check", reason, calling_place())
-        return jax.tree.unflatten(found.out_tree, data)
+        return data
 
-    return call
+    def derived(self, f: Callable[..., Any], *arrays: Any) -> list[Any]:
+        """What f of these arrays returns, which runs this program symbolically."""
+        assumptions = self.trace.assumptions
+        assumptions.open_again()  # rules of custom derivatives are the user's code
+        jaxpr, consts = program_under(assumptions, f, [*map(jax.typeof, arrays)])
+        again = dataclasses.replace(self.trace, jaxpr=jaxpr, consts=consts)
+        return _differentiable(_Program(again))(*arrays)
+
+    def of_floats(
+        self, arrays: Sequence[Any]
+    ) -> tuple[Callable[..., list[Any]], list[Any]]:
+        """The floating results as a function of the floating arrays, and these."""
+        places = _floating(arrays)
+
+        def some(*floats: Any) -> list[Any]:
+            values = list(arrays)
+            for i, x in zip(places, floats, strict=True):
+                values[i] = x
+            results = self.symbolic(*values)
+            return [results[i] for i in _floating(results)]
+
+        return some, [arrays[i] for i in places]
 
 
-def _differentiable(f: Callable[..., Any], owner: str) -> Callable[..., Any]:
-    """F as a padded program whose derivative is one, too."""
-    call = jax.custom_vjp(_padded(f, owner))
+def _differentiable(program: _Program) -> Callable[..., list[Any]]:
+    """The padded program; its tangents and gradients are padded programs, too."""
+    call = jax.custom_jvp(program.padded)
 
-    def forward(*arrays: Any) -> tuple[Any, Any]:
-        return call(*arrays), arrays
+    def tangents(arrays: Any, dots: Any) -> list[Any]:
+        def push(*values: Any) -> list[Any]:
+            arrays_, dots = values[: len(arrays)], values[len(arrays) :]
+            some, floats = program.of_floats(arrays_)
+            return jax.jvp(some, floats, list(dots))[1]
 
-    def backward(arrays: Any, cotangents: Any) -> Any:
-        floating = [i for i, x in enumerate(arrays) if _is_floating(x)]
-        given = [x for x in jax.tree.leaves(cotangents) if _is_floating(x)]
+        return program.derived(push, *arrays, *dots)
 
-        def pull(arrays: Any, given: Any) -> Any:
-            def some(*parts: Any) -> list[Any]:
-                values = list(arrays)
-                for i, x in zip(floating, parts, strict=True):
-                    values[i] = x
-                return [x for x in jax.tree.leaves(f(*values)) if _is_floating(x)]
-
-            results, transpose = jax.vjp(some, *(arrays[i] for i in floating))
+    def gradients(arrays: Any, cotangents: Any) -> list[Any]:
+        def pull(*values: Any) -> Any:
+            arrays_, given = values[: len(arrays)], values[len(arrays) :]
+            some, floats = program.of_floats(arrays_)
+            results, transpose = jax.vjp(some, *floats)
             return transpose([_cut(x, r) for x, r in zip(given, results, strict=True)])
 
-        count = len(arrays)
-        found = _differentiable(lambda *x: pull(x[:count], x[count:]), owner)
-        gradients = dict(zip(floating, found(*arrays, *given), strict=True))
-        return tuple(gradients.get(i) for i in range(count))
+        return program.derived(pull, *arrays, *cotangents)
 
-    call.defvjp(forward, backward)
+    @call.defjvp
+    def rule(arrays: Any, dots: Any) -> tuple[list[Any], list[Any]]:
+        results = call(*arrays)
+        like = [results[i] for i in _floating(results)]
+        given = [dots[i] for i in _floating(arrays)]
+        found = iter(linear_map(tangents, gradients, list(arrays), given, like=like))
+        return results, [next(found) if _is_floating(x) else _none(x) for x in results]
+
     return call
 
 
@@ -102,5 +155,15 @@ def _cut(x: Any, like: Any) -> Any:
     return lax.slice(x, [0] * x.ndim, limits)
 
 
+def _floating(arrays: Sequence[Any]) -> list[int]:
+    """The places of the arrays that have derivatives."""
+    return [i for i, x in enumerate(arrays) if _is_floating(x)]
+
+
+def _none(x: Any) -> Any:
+    """The tangent of an array that has none."""
+    return np.zeros(np.shape(x), jax.dtypes.float0)
+
+
 def _is_floating(x: Any) -> bool:
-    return jnp.issubdtype(getattr(x, "dtype", jnp.int32), jnp.inexact)
+    return jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact)

@@ -269,20 +269,28 @@ def trace_under(
         return results
 
     flat = on_leaves(call, leaves, tree, inputs)
+    jaxpr, consts = program_under(assumptions, flat, [leaves[i] for i in inputs])
+    return SymbolicTrace(
+        jaxpr=jaxpr,
+        consts=consts,
+        inputs=tuple(inputs),
+        out_tree=out_trees[-1],
+        assumptions=assumptions,
+    )
+
+
+def program_under(
+    assumptions: Assumptions, f: Callable[..., Any], args: Sequence[Any]
+) -> tuple[Any, tuple[Any, ...]]:
+    """The jaxpr of a function of arrays and what it captured, after which none asks."""
     with tracing_context(assumptions), noticing() as notes:
-        closed = jax.make_jaxpr(flat)(*(leaves[i] for i in inputs))
+        closed = jax.make_jaxpr(f)(*args)
     if assumptions.collapses.violation is not None:  # somebody caught it and went on
         raise assumptions.collapses.violation
     _refuse_caught(notes, assumptions)
     _require_shapes(closed.jaxpr, assumptions)
     assumptions.close()
-    return SymbolicTrace(
-        jaxpr=_without_unused(closed.jaxpr, assumptions),
-        consts=tuple(closed.consts),
-        inputs=tuple(inputs),
-        out_tree=out_trees[-1],
-        assumptions=assumptions,
-    )
+    return _without_unused(closed.jaxpr, assumptions), tuple(closed.consts)
 
 
 def _refuse_caught(notes: Notes, assumptions: Assumptions) -> None:

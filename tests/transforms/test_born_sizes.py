@@ -520,6 +520,89 @@ def test_inside_jit_vmap_and_grad_it_means_what_it_meant():
     np.testing.assert_allclose(twice, -(wanted**2) * np.arange(6), rtol=1e-5)
 
 
+def powers(x):
+    y = positive(x)
+    return (jnp.log(y) ** 2).sum() * y.mean()
+
+
+def powers_by_mask(x):
+    y = jnp.where(x > 0, x, 1)
+    return (jnp.log(y) ** 2).sum() * x.mean(where=x > 0)
+
+
+V = np.arange(6, dtype=np.float32)
+DERIVATIVES = {
+    "jvp": lambda f: jax.jvp(f, (X,), (V,)),
+    "linearize": lambda f: jax.linearize(f, X)[1](V),
+    "jacfwd of jacrev": lambda f: jax.jacfwd(jax.jacrev(f))(X),
+    "jacrev of jacfwd": lambda f: jax.jacrev(jax.jacfwd(f))(X),
+    "jacrev of jacrev": lambda f: jax.jacrev(jax.jacrev(f))(X),
+    "jacfwd of jacfwd": lambda f: jax.jacfwd(jax.jacfwd(f))(X),
+    "third order": lambda f: jax.jacfwd(jax.hessian(f))(X),
+    "jit": lambda f: jax.jit(jax.hessian(f))(X),
+    "vmap": lambda f: jax.vmap(jax.hessian(f))(np.stack([X, X[::-1]])),
+    "checkpoint": lambda f: jax.grad(jax.checkpoint(f))(X),
+    "closure": lambda f: jax.hessian(lambda w: f(X * w))(jnp.float32(1.5)),
+}
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_derivatives_of_every_mode_are_those_of_a_mask(name):
+    take = DERIVATIVES[name]
+    found, wanted = take(px.compile(powers)), take(powers_by_mask)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5),
+        found,
+        wanted,
+    )
+
+
+@jax.custom_vjp
+def doubled(y):
+    return 2 * y
+
+
+def _doubled_backward(y, d):
+    return (jnp.full(y.shape, 7.0) * y.shape[0] * d,)
+
+
+doubled.defvjp(lambda y: (2 * y, y), _doubled_backward)
+
+
+def test_rules_of_custom_derivatives_may_use_sizes_born_from_data():
+    f = px.compile(lambda x: doubled(positive(x)).sum())
+    np.testing.assert_array_equal(jax.grad(f)(X), np.where(X > 0, 28, 0))
+
+
+def scaled(w):
+    """A compiled function of X that captures what another transformation passes."""
+    return px.compile(lambda x: (jnp.sin(w) * positive(x) ** 2).sum())(X * w)
+
+
+def scaled_by_mask(w):
+    return jnp.sin(w) * ((X * w) ** 2).sum(where=X * w > 0)
+
+
+@pytest.mark.parametrize("take", [jax.grad, jax.hessian, jax.jacfwd])
+def test_what_a_function_closes_over_has_derivatives(take):
+    w = np.float32(1.5)
+    np.testing.assert_allclose(take(scaled)(w), take(scaled_by_mask)(w), rtol=1e-5)
+    many = np.array([0.5, 1.5], np.float32)
+    found, wanted = (jax.vmap(take(f))(many) for f in (scaled, scaled_by_mask))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_tangents_of_ragged_results_are_as_long_and_derivatives_trace_once():
+    f = px.compile(lambda x, n: (positive(x) ** 2, n))
+    (found, _), (d_found, _) = jax.jvp(lambda x: f(x, 3), (X,), (V,))
+    traces = f.stats.traces
+    size = int(found.size)
+    np.testing.assert_array_equal(found.data[:size], POSITIVE**2)
+    np.testing.assert_array_equal(d_found.data[:size], (2 * X * V)[X > 0])
+    jax.linearize(lambda x: f(x, 3)[0].data, X)
+    assert f.stats.traces == 2 * traces
+
+
 def test_a_ragged_argument_inside_other_transformations_is_an_array():
     f, rows = px.compile(lambda r: (r**2).sum()), np.stack([X, -X])
     r = boolean_mask(X, X > 0)
