@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -72,8 +73,17 @@ class Ragged:
         """The valid part, on the host: waits for the device and copies.
 
         Raises:
+            TypeError: if it is made of something else than an array and an integer, or
+                holds random keys, which NumPy has not.
             ValueError: if there are more elements than the bound, or a batch of sizes.
         """
+        _check_parts(self, f"px.ragged: {self!r}")
+        if jax.dtypes.issubdtype(self.data.dtype, jax.dtypes.prng_key):
+            raise TypeError(
+                f"px.ragged: {self!r} holds random keys, which NumPy has not.\nTake "
+                "the keys, ragged.data[: int(ragged.size)], or their data, "
+                "jax.random.key_data(ragged.data)."
+            )
         if np.ndim(self.size):
             raise ValueError(
                 f"px.ragged: {self!r} has a size for each of {self.size.shape} rows; "
@@ -96,6 +106,37 @@ class Ragged:
         if -len(shape) <= self.axis < 0:
             shape[self.axis] = f"<={shape[self.axis]}"
         return f"Ragged({getattr(self.data, 'dtype', '?')}[{', '.join(shape)}])"
+
+
+def _check_parts(x: Ragged, what: str) -> None:
+    """Refuses what cannot be a `Ragged`: as a pytree it may hold anything.
+
+    Raises:
+        TypeError: if it has no array or no integer for its size.
+        ValueError: if it has no such axis.
+    """
+    found = ""
+    if not hasattr(x.data, "ndim"):
+        found = f"holds {type(x.data).__name__}, which is no array"
+    elif not isinstance(x.size, Size) and not _is_integer(x.size):
+        kind = getattr(x.size, "dtype", type(x.size).__name__)
+        found = f"has a size of {kind}, which is no integer"
+    if found:
+        raise TypeError(
+            f"{what} {found}.\nMake it of an array and the number of its valid "
+            "elements, px.ragged.Ragged(data, size)."
+        )
+    rank = x.data.ndim
+    if not -rank <= x.axis < 0:
+        raise ValueError(
+            f"{what} has axis {x.axis}, which is no axis of an array of rank {rank} "
+            f"counted from the end.\nName one from {-rank} to -1."
+        )
+
+
+def _is_integer(x: Any) -> bool:
+    dtype = getattr(x, "dtype", np.dtype(object))
+    return type(x) is int or jnp.issubdtype(dtype, np.integer)
 
 
 # --- what state a trace is in ---------------------------------------------------------
@@ -205,18 +246,14 @@ def logical(tree: Any, owner: str) -> Any:
     def one(x: Any) -> Any:
         if not is_ragged(x):
             return x
+        what = f"{owner}: an argument {x!r}"
+        _check_parts(x, what)
         if np.ndim(x.size):
             raise ValueError(
-                f"{owner}: an argument {x!r} has {np.shape(x.size)} sizes, one for "
+                f"{what} has {np.shape(x.size)} sizes, one for "
                 "each row.\nPass one row, or jax.vmap the compiled function."
             )
-        rank, who = x.data.ndim, f"{owner}: an argument"
-        if not -rank <= x.axis < 0:
-            raise ValueError(
-                f"{who} {x!r} has axis {x.axis}, which is no axis of an array of rank "
-                f"{rank} counted from the end.\nName one from {-rank} to -1."
-            )
-        axis = x.axis % rank
+        axis, who = x.axis % x.data.ndim, f"{owner}: an argument"
         return cut(who, [x.data], x.size, axis=axis, excess=x.excess)[0]
 
     return jax.tree.map(one, tree, is_leaf=is_ragged)

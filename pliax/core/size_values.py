@@ -47,8 +47,9 @@ class SizeValues:
         is_unknown = bool(variables(size) - self._known.hints.keys())
         if is_inside(frame) and (self._assumptions.is_closed or not is_unknown):
             raise TypeError(f"the size {size} has no value while it is traced")
-        if is_unknown:
-            raise UnknownIntegerError(
+        if is_unknown:  # NumPy takes a TypeError for "no integer", and raises its own
+            kind = UnknownIntegerError if is_inside(frame) else UnknownSizeError
+            raise kind(
                 f"{self._needs(f'the value of {size} ({use})', size)}.\n"
                 f"  at {user_place(frame)}\n"
                 "Use it as an array, jnp.asarray(size), or as a size of arrays."

@@ -103,6 +103,39 @@ def test_its_axis_is_counted_from_the_end():
     for axis in (0, 1, -2):
         with pytest.raises(ValueError, match="no axis of an array of rank 1 counted"):
             px.compile(jnp.sum)(px.ragged.Ragged(X, jnp.int32(2), axis=axis))
+        with pytest.raises(ValueError, match="no axis of an array of rank 1 counted"):
+            px.ragged.Ragged(X, jnp.int32(2), axis=axis).to_numpy()
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ((X, None), "a size of NoneType, which is no integer"),
+        ((X, 2.0), r"a size of float\w*, which is no integer"),
+        ((X, np.True_), r"a size of bool\w*, which is no integer"),
+        ((None, 2), "holds NoneType, which is no array"),
+        ((list(X), 2), "holds list, which is no array"),
+    ],
+)
+def test_it_is_made_of_an_array_and_an_integer(parts, reason):
+    made = px.ragged.Ragged(*parts)
+    for use in (px.compile(jnp.sum), lambda made: made.to_numpy()):
+        with pytest.raises(TypeError, match=f"{reason}.\nMake it of an array and"):
+            use(made)
+
+
+def test_a_size_may_be_an_integer_of_python():
+    f = px.compile(jnp.sum)
+    for size in (2, 3, 1, 4, 2):
+        assert f(px.ragged.Ragged(X, size)) == X[:size].sum()
+
+
+def test_random_keys_are_taken_as_keys():
+    keys = jax.random.split(jax.random.key(0), len(X))
+    found = boolean_mask(keys, X > 0)
+    with pytest.raises(TypeError, match=r"random keys, which NumPy has not.\nTake"):
+        found.to_numpy()
+    assert (found.data[: int(found.size)] == keys[X > 0]).all()
 
 
 def test_numpy_takes_the_valid_part():

@@ -202,6 +202,17 @@ def test_branching_names_the_line_the_size_and_the_remedies():
         px.compile(lambda x: int(positive(x).shape[0]))(X)
 
 
+@pytest.mark.parametrize(
+    "use",
+    [np.zeros, np.empty, lambda n: np.ones((n, 2)), lambda n: jnp.sin(np.array(n))],
+    ids=["zeros", "empty", "ones", "array"],
+)
+def test_what_numpy_needs_of_such_a_size_is_an_error_that_names_it(use):
+    pattern = "needs the value of u0 .*only the device knows u0 (?s:.*)jnp.asarray"
+    with pytest.raises(UnknownSizeError, match=pattern):
+        px.compile(lambda x: X.sum() + use(positive(x).shape[0]))(X)
+
+
 def two_masks(x):
     return boolean_mask(x, x > 0) * boolean_mask(x, x > 0)  # two sizes
 
