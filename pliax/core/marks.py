@@ -286,7 +286,11 @@ def static(x: Any, *axes: Any) -> Marked:
 def _mark(x: Any, axes: tuple[Any, ...], kind: str) -> Marked:
     name = _NAMES.get(kind, kind)
     if isinstance(x, Marked):
-        raise TypeError(f"px.{name}: the argument is marked already ({x.kind}).")
+        raise TypeError(
+            f"px.{name}: the argument is marked already, by {x}.\nAn argument has one "
+            "mark, px.dynamic(x, 0, 1) for two axes; name sizes of several kinds with "
+            "dims."
+        )
     rank = getattr(x, "ndim", None)
     if rank is None:
         raise TypeError(

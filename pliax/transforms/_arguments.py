@@ -170,16 +170,24 @@ def unmark_static(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def read_parameters(
-    f: Callable[..., Any], static_argnames: Any, donate_argnums: Any, owner: str
+    f: Callable[..., Any],
+    static_argnames: Any,
+    donate_argnums: Any,
+    owner: str,
+    *,
+    static_argnums: Any = (),
+    donate_argnames: Any = (),
 ) -> tuple[Parameters, tuple[int, ...]]:
     """Reads the signature of f and checks the options that name its arguments.
 
     Returns:
-        The parameters, and donate_argnums as a tuple of non-negative positions.
+        The parameters, and the donated positions, which are not negative.
     """
     found = _read_signature(f, owner)
-    static = _as_names(static_argnames, owner)
-    donated = _as_positions(donate_argnums, owner)
+    static = _as_names(static_argnames, "static_argnames", owner)
+    donated = _as_positions(donate_argnums, "donate_argnums", owner)
+    static |= _names_at(found, static_argnums, owner)
+    donated += _places_of(found, donate_argnames, owner)
     if found is None:
         unknown = Parameters(owner, (), static, "args", None, False, static)
         return unknown, donated
@@ -187,6 +195,38 @@ def read_parameters(
     donated = _check_donated(found, donated, static)
     places = frozenset(i for i, n in enumerate(found.positional) if n in static)
     return dataclasses.replace(found, static=static, static_positions=places), donated
+
+
+def _names_at(
+    found: Parameters | None, static_argnums: Any, owner: str
+) -> frozenset[str]:
+    """The names of static arguments that are given by position."""
+    positions = _as_positions(static_argnums, "static_argnums", owner)
+    names = found.positional if found else ()
+    for position in positions:
+        if not -len(names) <= position < len(names):
+            raise ValueError(
+                f"{owner}: static_argnums holds {position}, but the parameters with a "
+                f"position of their own are {', '.join(names) or 'none'}.\nName a "
+                "static argument by static_argnames, or bind it with functools.partial."
+            )
+    return frozenset(names[position] for position in positions)
+
+
+def _places_of(
+    found: Parameters | None, donate_argnames: Any, owner: str
+) -> tuple[int, ...]:
+    """The positions of donated arguments that are given by name."""
+    names = sorted(_as_names(donate_argnames, "donate_argnames", owner))
+    places = found.positional if found else ()
+    for name in names:
+        if name not in places:
+            raise ValueError(
+                f"{owner}: donate_argnames names {name!r}, but the parameters that can "
+                f"be passed by position are {', '.join(places) or 'none'}.\nName one "
+                "of them, or pass a position as donate_argnums."
+            )
+    return tuple(map(places.index, names))
 
 
 def _read_signature(f: Callable[..., Any], owner: str) -> Parameters | None:
@@ -207,7 +247,7 @@ def _read_signature(f: Callable[..., Any], owner: str) -> Parameters | None:
     )
 
 
-def _as_names(names: Any, owner: str) -> frozenset[str]:
+def _as_names(names: Any, option: str, owner: str) -> frozenset[str]:
     if names is None:
         return frozenset()
     is_many = isinstance(names, Iterable) and not isinstance(names, str)
@@ -215,20 +255,20 @@ def _as_names(names: Any, owner: str) -> frozenset[str]:
     for name in static:
         if not isinstance(name, str):
             raise TypeError(
-                f"{owner}: static_argnames holds {name!r} of type "
+                f"{owner}: {option} holds {name!r} of type "
                 f"{type(name).__name__}.\nName the parameters by strings."
             )
     return frozenset(static)
 
 
-def _as_positions(positions: Any, owner: str) -> tuple[int, ...]:
+def _as_positions(positions: Any, option: str, owner: str) -> tuple[int, ...]:
     if positions is None:
         return ()
     given: Any = positions if isinstance(positions, list | tuple) else (positions,)
     for position in given:
         if isinstance(position, bool) or not hasattr(position, "__index__"):
             raise TypeError(
-                f"{owner}: donate_argnums holds {position!r} of type "
+                f"{owner}: {option} holds {position!r} of type "
                 f"{type(position).__name__}.\nGive the positions as integers."
             )
     return tuple(p.__index__() for p in given)

@@ -19,6 +19,9 @@ the function itself is traced, and only its traces are counted here.
 
 import dataclasses
 import functools
+import operator
+import pickle
+import sys
 import threading
 import types
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -390,6 +393,22 @@ class CompiledFunction(Dispatched):
     def __deepcopy__(self, memo: dict) -> "CompiledFunction":
         return self
 
+    def __reduce__(self) -> str:
+        """By name, as functions are pickled: the other process compiles its own."""
+        module, name = self.__module__, vars(self)["__qualname__"]
+        try:
+            is_found = operator.attrgetter(name)(sys.modules[module]) is self
+        except (AttributeError, KeyError):
+            is_found = False
+        if not is_found:
+            raise pickle.PicklingError(
+                f"{self._parameters.owner}: a compiled function is pickled by its name,"
+                f" but {module}.{name} is not this one.\nPickle the function itself, "
+                "f.__wrapped__, and compile what is loaded, or decorate a function of "
+                "the module."
+            )
+        return name
+
     @property
     def stats(self) -> Stats:
         """What has happened so far: a snapshot of counters and seconds."""
@@ -479,6 +498,8 @@ def compile(
     recompile_limit: int = 32,
     on_limit: str = "warn",
     donate_argnums: int | Sequence[int] | None = (),
+    donate_argnames: str | Iterable[str] | None = (),
+    static_argnums: int | Sequence[int] | None = (),
     static_argnames: str | Iterable[str] | None = (),
     decisions: Any = None,
 ) -> Any:
@@ -509,8 +530,10 @@ def compile(
         donate_argnums: positions of arguments whose buffers the result may reuse; they
             are deleted by the call. None (or ``()``) by default, because a donated
             argument cannot be read again.
-        static_argnames: names of hashable arguments that are part of the function: each
-            value, with its type, compiles on its own. None (or ``()``) by default.
+        donate_argnames: names of such arguments.
+        static_argnums: positions of hashable arguments that are part of the function:
+            each value, with its type, compiles on its own. None (or ``()``) by default.
+        static_argnames: names of such arguments.
         decisions: the path of a file that `save_decisions` wrote in an earlier run, or
             will write: the sizes that changed then are dynamic from the first call on,
             as if marked by `px.maybe_dynamic`, and buckets between a smallest and a
@@ -522,8 +545,8 @@ def compile(
 
     Raises:
         TypeError: if f is not callable, or an option has the wrong type.
-        ValueError: if dims, where, donate_argnums or static_argnames do not fit, or the
-            file of decisions is none.
+        ValueError: if dims, where, or what names arguments does not fit, or the file of
+            decisions is none.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -551,12 +574,17 @@ def compile(
             recompile_limit=recompile_limit,
             on_limit=on_limit,
             donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
+            static_argnums=static_argnums,
             static_argnames=static_argnames,
             decisions=decisions,
         )
     check_callable(f)
     owner = f"px.compile({describe_callable(f)})"
-    parameters, donated = read_parameters(f, static_argnames, donate_argnums, owner)
+    by_other = {"static_argnums": static_argnums, "donate_argnames": donate_argnames}
+    parameters, donated = read_parameters(
+        f, static_argnames, donate_argnums, owner, **by_other
+    )
     sizes, ledger = read_sizes(dims, parameters), Ledger()
     constraints = read_where(where, sizes, owner)
     options = Options(dynamic, constraints, padding, recompile_limit, on_limit, donated)

@@ -697,6 +697,8 @@ def test_marks_refuse_what_has_no_such_axis(mark):
         mark(3, 0)
     with pytest.raises(TypeError, match="marked already"):
         mark(mark(counting(3)), 0)
+    with pytest.raises(TypeError, match=r"by px.static on axes \(0\).\n.*one mark"):
+        mark(px.static(counting(3)), 0)
 
 
 # Buckets ----------------------------------------------------------------------------

@@ -274,10 +274,19 @@ def test_references():
 
 
 @pytest.mark.parametrize("call", ["position", "keyword"])
-def test_static_arguments(call):
+@pytest.mark.parametrize(
+    "static",
+    [
+        {"static_argnames": ("n", "mode")},
+        {"static_argnums": 1, "static_argnames": "mode"},
+        {"static_argnums": (-1,), "static_argnames": ["mode"]},
+    ],
+    ids=str,
+)
+def test_static_arguments(call, static):
     seen = []
 
-    @functools.partial(px_compile, static_argnames=("n", "mode"))
+    @functools.partial(px_compile, **static)
     def f(x, n=2, *, mode="add"):
         seen.append((n, mode))
         return x + n if mode == "add" else x * n
@@ -341,6 +350,10 @@ def test_a_string_names_its_path_and_the_remedy():
         ({"donate_argnums": 2}, ValueError, "donate_argnums holds 2, but"),
         ({"donate_argnums": (0, -3)}, ValueError, "donate_argnums holds -3, but"),
         ({"donate_argnums": 0, "static_argnames": "x"}, ValueError, "both static and"),
+        ({"static_argnums": 2}, ValueError, "static_argnums holds 2, but.* x, y"),
+        ({"static_argnums": (True,)}, TypeError, "static_argnums holds True of type"),
+        ({"donate_argnames": "z"}, ValueError, "donate_argnames names 'z', but.* x, y"),
+        ({"donate_argnames": "x", "static_argnums": 0}, ValueError, "both static and"),
         ({"dims": {"z": "b"}}, ValueError, "'z', which is not a parameter"),
         ({"dims": {"x": "2*"}}, ValueError, "'2\\*' cannot be read"),
         ({"dims": {"x": "b, ..., t"}}, ValueError, r"'\.\.\.' cannot be read"),
@@ -365,6 +378,20 @@ def test_wrong_options_are_refused_at_decoration(options, error, text):
 def test_not_callable():
     with pytest.raises(TypeError):
         px_compile(3)  # pyright: ignore[reportArgumentType]
+
+
+def double(x):
+    return 2 * x
+
+
+def test_a_compiled_function_is_pickled_by_its_name_as_functions_are():
+    named = px_compile(double)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "double", named)
+        assert pickle.loads(pickle.dumps(named)) is named
+    for f in (named, px_compile(lambda x: x)):
+        with pytest.raises(pickle.PicklingError, match=r"by its name.*\n.*__wrapped__"):
+            pickle.dumps(f)
 
 
 @pytest.mark.parametrize("nothing", [None, ()])
@@ -589,8 +616,11 @@ def test_other_errors_get_no_note():
     assert not any("px.compile" in note for note in notes)
 
 
-def test_donation_counts_from_the_end_and_by_keyword():
-    f = px_compile(lambda x, y: x + y, donate_argnums=-1)
+@pytest.mark.parametrize(
+    "donated", [{"donate_argnums": -1}, {"donate_argnames": "y"}], ids=str
+)
+def test_donation_counts_from_the_end_and_by_keyword(donated):
+    f = px_compile(lambda x, y: x + y, **donated)
     x, y, z = ones(3), ones(3), ones(3)
     f(x, y)
     f(x, y=z)
