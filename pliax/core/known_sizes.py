@@ -184,6 +184,10 @@ class KnownSizes:
         if isinstance(difference, int):
             return difference >= 0
         known = self._known.get((">=", difference))
+        if known is None and self._known.get((">=", difference - 1)):
+            known = True  # of u < t, that u <= t
+        if known is None and self._known.get((">=", difference + 1)) is False:
+            known = False
         if known is None:
             known = self._compare(difference, 0)
             if known is not None:
@@ -239,9 +243,8 @@ class KnownSizes:
         return form == 0 if isinstance(form, int) else None
 
     def _is_never_zero(self, difference: Any) -> bool:
-        return self._compare(difference, 1) is True or (
-            self._compare(-difference, 1) is True
-        )
+        ends = self._at_least(difference - 1), self._at_least(-difference - 1)
+        return True in ends
 
     # --- what is learned --------------------------------------------------------------
 

@@ -116,6 +116,21 @@ def test_what_is_known_leaves_no_guard():
     assert list(assumptions.guards) == ["t < 128"]
 
 
+@pytest.mark.parametrize("hints", [{"a": 3, "b": 5}, {"a": 5, "b": 3}])
+@pytest.mark.parametrize("ask", [lambda a, b: a < b, lambda a, b: a >= b])
+def test_which_of_two_sizes_is_smaller_is_asked_once(hints, ask):
+    assumptions = assume(**hints)
+    a, b = sizes(assumptions, "a, b")
+    bool(ask(a, b))
+    low, high = (a, b) if hints["a"] < hints["b"] else (b, a)
+    assert len(assumptions.guards) == 1
+    assert low <= high and high >= low
+    assert low.min(high) is high.min(low) is low and low.max(high) is high
+    if list(assumptions.guards) != ["a >= b"]:
+        assert low < high and low != high and high + 2 > low + 1
+    assert len(assumptions.guards) == 1
+
+
 def test_a_guard_names_the_line_that_asked():
     (t,) = sizes(assumptions := assume(t=100), "t")
     if t > 64:  # the line in question

@@ -848,6 +848,18 @@ def test_a_specialisation_inside_another_bucket_does_not_serve_its_neighbours():
     assert set(f.stats.groups) == {"t=4", "t<=8"}
 
 
+def test_the_shorter_of_two_arrays_has_one_trace_on_either_side():
+    def shared(x, y):
+        n = min(x.shape[0], y.shape[0])
+        return x[:n] * y[:n]
+
+    f = px.compile(shared, dims={"x": "t", "y": "u"}, padding="require")
+    for t, u in ((5, 7), (7, 7), (1, 7), (7, 1), (1, 1), (9, 8), (16, 3)):
+        x, y = counting(t), counting(u)
+        same(f(x, y), shared(x, y))
+    assert f.stats.traces == 2
+
+
 # Refusals and limits ----------------------------------------------------------------
 
 
