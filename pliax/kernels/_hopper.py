@@ -7,6 +7,9 @@ import jax.numpy as jnp
 
 
 CAPABILITY = "9.0"  # wgmma and TMA as the kernels use them
+# Of an H100 or H200. One with fewer runs the last of as many thread blocks after the
+# first.
+MULTIPROCESSORS = 132
 
 
 def refused_device() -> str | None:

@@ -24,6 +24,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pliax.kernels._hopper import MULTIPROCESSORS
+
 
 UNIT = 64  # rows of one instruction of the tensor cores, and columns of a square
 OPTIONS = ("block_q", "block_kv", "stages")
@@ -87,7 +89,6 @@ TABLE = {
 _DECODING_MEMORY = 220 * 2**10  # bytes for matrices alone
 _DECODING_REST = 5 * 1024  # statistics, reductions, the verdict about hidden keys
 _STAGES = 8
-MULTIPROCESSORS = 132  # of an H100 or H200
 _PART = 6  # visits that take as long as a part's beginning and end
 _WAVES = 9  # more parts than this do not share multiprocessors any better
 

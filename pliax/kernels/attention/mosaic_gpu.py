@@ -43,11 +43,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from pliax.kernels._hopper import shared_memory
+from pliax.kernels._hopper import MULTIPROCESSORS, shared_memory
 
 from .block_mask import BlockMask
 from .configs import (
-    MULTIPROCESSORS,
     Config,
     Kernel,
     decoding_config,

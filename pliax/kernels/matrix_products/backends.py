@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from pliax.core.manual_axes import may_be_partitioned, vary, varying_axes
 from pliax.kernels._backends import Backend
-from pliax.kernels._hopper import refused_counting, refused_device
+from pliax.kernels._hopper import MULTIPROCESSORS, refused_counting, refused_device
 
 from . import schedules, xla
 
@@ -217,7 +217,7 @@ def _refused_unless_named(arguments: Arguments) -> str | None:
     if rows * columns < _FILLED * across * down * schedules.TILE**2:
         return "its tiles would reach too far beyond the matrices"
     tiles = math.prod(stack) * across * down
-    if tiles < schedules.MULTIPROCESSORS:
+    if tiles < MULTIPROCESSORS:
         return "so few tiles leave a part of the device without work"
     if not arguments.kind.is_symmetric:
         return None

@@ -25,10 +25,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from pliax.kernels._hopper import shared_memory
+from pliax.kernels._hopper import MULTIPROCESSORS, shared_memory
 
 from .backends import Kind
-from .schedules import HALF, MULTIPROCESSORS, TILE, Schedule, rectangle, triangle
+from .schedules import HALF, TILE, Schedule, rectangle, triangle
 
 
 DEPTH = 64  # of a piece: 128 bytes, the widest swizzle

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pliax.kernels._hopper import MULTIPROCESSORS
+
 
 TILE = 128  # rows and columns: what one warpgroup has registers for
 HALF = TILE // 2  # rows of one instruction of the tensor cores; a quarter has as many
@@ -18,9 +20,6 @@ BAND = 4  # columns of tiles that are made together; 8 and 16 took as long, or l
 _MANY = 16
 # Of a round of whole tiles: a quarter reads twice as much for each product.
 _ROUND_OF_QUARTERS = 0.5
-# Hopper's: the kernel is made for it. One with fewer multiprocessors runs the last
-# thread blocks after the first.
-MULTIPROCESSORS = 132
 
 
 @dataclass(frozen=True)
