@@ -73,7 +73,8 @@ class Calls:
     Attributes:
         valid: elements along dynamic sizes in each call.
         held: elements of the bucket they lie in.
-        untimed: how many more the dispatcher serves before it times one.
+        untimed: an element for each that the dispatcher serves before it times one. It
+            takes the last: a number it would have to look for here, and to write here.
         due: the number of that one, of those the dispatcher serves.
         long: calls that returned and that the dispatcher did not know.
         short_seconds: seconds in the short ones before the last that was timed.
@@ -83,7 +84,7 @@ class Calls:
 
     valid: int
     held: int
-    untimed: int = 0
+    untimed: list[None] = dataclasses.field(default_factory=list)
     due: int = 0
     long: int = 0
     short_seconds: float = 0.0
@@ -93,12 +94,12 @@ class Calls:
     @property
     def short(self) -> int:
         """Calls that returned, of those that the dispatcher serves."""
-        return self.due - self.untimed
+        return self.due - len(self.untimed)
 
     @property
     def are_many(self) -> bool:
         """Whether the dispatcher serves a thousand before it times the next."""
-        return self.untimed >= _LONGEST_WAIT
+        return len(self.untimed) >= _LONGEST_WAIT
 
     @property
     def count(self) -> int:
@@ -115,7 +116,7 @@ class Calls:
         self.short_seconds = self._seconds_until_now()
         self.latest = self.short, seconds
         wait = min(max(self.short - 1, 1), _LONGEST_WAIT)
-        self.untimed += wait
+        self.untimed.extend([None] * wait)
         self.due += wait + 1
 
     def _seconds_until_now(self) -> float:

@@ -8,8 +8,8 @@ from pliax.transforms._ledger import Calls
 
 def dispatch(calls, seconds):
     """What the dispatcher does with a call; whether it is timed."""
-    if calls.untimed > 0:
-        calls.untimed -= 1
+    if calls.untimed:
+        calls.untimed.pop()
         return False
     calls.timed_one(seconds)
     return True
@@ -38,10 +38,14 @@ def test_threads_that_count_at_once_lose_no_call():
     """Two see that none is left before the next timed one, or that one is."""
     calls = Calls(valid=1, held=1)
     for number in range(3000):
-        if calls.untimed == 0:
+        if not calls.untimed:
             calls.timed_one(1e-3)
             calls.timed_one(1e-3)
         else:
-            calls.untimed -= 2
+            for _ in range(2):
+                if calls.untimed:
+                    calls.untimed.pop()
+                else:
+                    calls.due += 1
         assert calls.count == 2 * (number + 1)
     assert 0.9 * 6.0 < calls.read()["call_seconds"] < 1.1 * 6.0
