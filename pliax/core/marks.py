@@ -60,7 +60,9 @@ class Dim:
             value = getattr(self, field)
             if value is None and field in ("max", "hint"):
                 continue
-            if type(value) is not int:
+            if isinstance(value, np.integer):
+                object.__setattr__(self, field, int(value))
+            elif type(value) is not int:
                 raise TypeError(
                     f"Dim({self.name!r}): {field} is {value!r} of type "
                     f"{type(value).__name__}.\nPass an integer."

@@ -301,8 +301,8 @@ def _check_donated(
     if both:
         raise ValueError(
             f"{found.owner}: argument {found.positional[min(both)]!r} is both static "
-            f"and donated.\nA static argument has no buffer to donate: take it out of "
-            f"donate_argnums or out of static_argnames."
+            "and donated.\nA static argument has no buffer to donate: name it among "
+            "those of one kind."
         )
     return donated
 

@@ -621,6 +621,14 @@ def test_a_dim_that_contradicts_itself_is_refused(options, error, text):
         px.Dim("t", **options)
 
 
+def test_a_dim_takes_the_integers_of_numpy():
+    given = {"min": np.int32(2), "max": np.int64(8), "multiple_of": np.uint8(2)}
+    plain = {name: int(n) for name, n in given.items()}
+    assert px.Dim("t", **given) == px.Dim("t", **plain)
+    with pytest.raises(TypeError, match="Pass an integer"):
+        px.Dim("t", max=np.bool_(True))
+
+
 CHECKS = {
     "declared": ({"dims": {"x": "t"}}, [9], r"t <= 8, found t = 9 \(x.shape\[0\]\)"),
     "changed": ({}, [5, 6, 9], r"s0 <= 8, found s0 = 9 \(x.shape\[0\]\)"),

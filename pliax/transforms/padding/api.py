@@ -68,8 +68,7 @@ class PaddedFunction:
         lengths, traced = self._trace(args, kwargs, sizes)
         leaves = jax.tree.leaves((args, kwargs))
         values = {n: jnp.asarray(sizes[n], jnp.int32) for n in lengths}
-        least = {n: self._least.get(n, 1) for n in lengths}
-        ranges = {n: (least[n], lengths[n]) for n in lengths}
+        ranges = {name: (self._least[name], lengths[name]) for name in lengths}
         ranges = with_unbacked(traced.assumptions, ranges)
         bucket = Bucket(ranges, values, traced.equal_if_unbacked)
         shapes = [v.aval.shape for v in traced.jaxpr.invars]
@@ -125,7 +124,7 @@ class PaddedFunction:
                 _hint(sizes[name], length),
                 origins[name],
                 is_strong=True,
-                low=self._least.get(name, 1),
+                low=self._least[name],
                 high=length,
                 is_traced=not _is_known(sizes[name]),
             )
@@ -163,17 +162,8 @@ class PaddedFunction:
                 f"{_list(lengths)}.\nPass the true size of each: "
                 f"sizes={{{', '.join(f'{n!r}: …' for n in sorted(lengths))}}}."
             )
-        for name, length in lengths.items():
-            low, size = self._least.get(name, 1), sizes[name]
-            if _is_known(size) and not low <= int(size) <= length:
-                raise ValueError(
-                    f"{owner}: sizes says {name} = {int(size)}, but the arrays have "
-                    f"room for {low} to {length}.\nPass longer arrays, or min=."
-                )
-
         known = {n: int(sizes[n]) for n in lengths if _is_known(sizes[n])}
-        dims = (c for d in self._sizes.dims.values() for c in d.constraints)
-        for text in (*self._constraints, *dims):
+        for text in self._constraints:
             if names_in(text) <= known.keys() and not holds(text, known):
                 raise ValueError(
                     f"{owner}: {in_python(text)} was declared, but sizes is {known}.\n"
@@ -185,6 +175,12 @@ class PaddedFunction:
                 raise ValueError(
                     f"{owner}: sizes says {name} = {size}, but Dim({name!r}) says "
                     f"{dim.description}.\nPass another size, or widen the Dim."
+                )
+            low, length = self._least[name], lengths[name]
+            if not low <= size <= length:
+                raise ValueError(
+                    f"{owner}: sizes says {name} = {size}, but the arrays have room "
+                    f"for {low} to {length}.\nPass longer arrays, or min=."
                 )
 
     def _require(self, guard: Guard, sizes: Mapping[str, Any]) -> None:
@@ -231,7 +227,8 @@ def pad(
             in :func:`compile`. The length an array has is the most its size can become.
             A jaxpr has names of its own.
         where: what else is known of the sizes, "t % 8 == 0" or "a <= b".
-        min: the smallest value of a size, 1 where nothing is said.
+        min: the smallest value of a size, 1 where neither it nor a :class:`Dim` says
+            more.
 
     Returns:
         A :class:`PaddedFunction`; call it with the true sizes, `sizes={"t": 5}`.
@@ -256,8 +253,15 @@ def pad(
     parameters, _ = read_parameters(f, (), (), owner)
     sizes = read_sizes(dims, parameters)
     known = read_where(where, sizes, owner)
+    known += tuple(c for dim in sizes.dims.values() for c in dim.constraints)
     _check_least(owner, min or {}, sizes)
-    return PaddedFunction(f, parameters, sizes, known, dict(min or {}))
+    return PaddedFunction(f, parameters, sizes, known, _least(min or {}, sizes))
+
+
+def _least(given: Mapping[str, int], sizes: Sizes) -> dict[str, int]:
+    """The smallest value of each size."""
+    said = {name: dim.min for name, dim in sizes.dims.items()}
+    return {n: max(given.get(n, 1), said.get(n, 0)) for n in sizes.names}
 
 
 def _check_least(owner: str, least: Any, sizes: Sizes) -> None:

@@ -66,6 +66,20 @@ def test_sizes_are_those_that_a_dim_allows(limit, size, said):
 
 
 @pytest.mark.parametrize(
+    ("limit", "f"),
+    [
+        ({"min": 3}, lambda x: x.sum() if x.shape[0] >= 3 else x.max()),
+        ({"max": 8}, lambda x: x.sum() if x.shape[0] <= 8 else x.max()),
+        ({"multiple_of": 2}, lambda x: x.reshape(-1, 2).sum()),
+        ({"min": 3, "multiple_of": 2}, lambda x: x[3:].sum() + x[:3].sum()),
+    ],
+)
+def test_what_a_dim_allows_is_known_of_traced_sizes(limit, f):
+    padded = px.pad(f, dims={"x": {0: px.Dim("t", **limit)}})
+    assert jax.jit(lambda n: padded(ONES, sizes={"t": n}))(6) == 6
+
+
+@pytest.mark.parametrize(
     ("options", "error", "text"),
     [
         ({"where": (3,)}, TypeError, "where holds 3 of type int"),
