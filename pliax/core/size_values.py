@@ -29,6 +29,10 @@ from .provenance import user_place
 from .size_expressions import evaluate, substitute, variables
 
 
+# In these NumPy takes a TypeError for "no integer", and raises one of its own.
+_USES_OF_NUMPY = ("as an integer", "in an array of NumPy's")
+
+
 class SizeValues:
     """What the program gets that needs the value of a size.
 
@@ -47,9 +51,9 @@ class SizeValues:
         is_unknown = bool(variables(size) - self._known.hints.keys())
         if is_inside(frame) and (self._assumptions.is_closed or not is_unknown):
             raise TypeError(f"the size {size} has no value while it is traced")
-        if is_unknown:  # NumPy takes a TypeError for "no integer", and raises its own
-            kind = UnknownIntegerError if is_inside(frame) else UnknownSizeError
-            raise kind(
+        if is_unknown:
+            is_numpys = use in _USES_OF_NUMPY and not is_inside(frame)
+            raise (UnknownSizeError if is_numpys else UnknownIntegerError)(
                 f"{self._needs(f'the value of {size} ({use})', size)}.\n"
                 f"  at {user_place(frame)}\n"
                 "Use it as an array, jnp.asarray(size), or as a size of arrays."

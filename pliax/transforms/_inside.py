@@ -10,7 +10,9 @@ What the function closes over of other transformations is an argument of them al
 """
 
 import dataclasses
+import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -64,9 +66,14 @@ class _Program:
     """A symbolic trace as a function of flat arrays.
 
     The first of them are tracers that it captured, then come its arguments.
+
+    Attributes:
+        trace: the program.
+        lock: of whoever traces with its sizes, of which all derivatives know.
     """
 
     trace: SymbolicTrace
+    lock: Any = dataclasses.field(default_factory=threading.RLock)
 
     def _inputs(self, arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Its constants and its arguments."""
@@ -93,13 +100,22 @@ class _Program:
             raise PaddingRefused("check", reason, calling_place())
         return data
 
-    def derived(self, f: Callable[..., Any], *arrays: Any) -> list[Any]:
-        """What f of these arrays returns, which runs this program symbolically."""
-        assumptions = self.trace.assumptions
-        assumptions.open_again()  # rules of custom derivatives are the user's code
-        jaxpr, consts = program_under(assumptions, f, [*map(jax.typeof, arrays)])
+    def derived(
+        self, f: Callable[..., Any], arrays: Sequence[Any]
+    ) -> tuple["_Program", list[Any]]:
+        """What f of such arrays does, running this program symbolically.
+
+        Returns:
+            That as a program, and the tracers it captured, which are its first
+            arguments: a custom rule may close over what the function does not.
+        """
+        assumptions, avals = self.trace.assumptions, [*map(jax.typeof, arrays)]
+        with self.lock:
+            assumptions.open_again()  # rules of custom derivatives are the user's code
+            jaxpr, consts = program_under(assumptions, f, avals)
         again = dataclasses.replace(self.trace, jaxpr=jaxpr, consts=consts)
-        return _differentiable(_Program(again))(*arrays)
+        traced = [x for x in consts if isinstance(x, Tracer)]
+        return _Program(again, self.lock), traced
 
     def of_floats(
         self, arrays: Sequence[Any]
@@ -121,32 +137,41 @@ def _differentiable(program: _Program) -> Callable[..., list[Any]]:
     """The padded program; its tangents and gradients are padded programs, too."""
     call = jax.custom_jvp(program.padded)
 
-    def tangents(arrays: Any, dots: Any) -> list[Any]:
-        def push(*values: Any) -> list[Any]:
-            arrays_, dots = values[: len(arrays)], values[len(arrays) :]
-            some, floats = program.of_floats(arrays_)
-            return jax.jvp(some, floats, list(dots))[1]
-
-        return program.derived(push, *arrays, *dots)
-
-    def gradients(arrays: Any, cotangents: Any) -> list[Any]:
-        def pull(*values: Any) -> Any:
-            arrays_, given = values[: len(arrays)], values[len(arrays) :]
-            some, floats = program.of_floats(arrays_)
-            results, transpose = jax.vjp(some, *floats)
-            return transpose([_cut(x, r) for x, r in zip(given, results, strict=True)])
-
-        return program.derived(pull, *arrays, *cotangents)
-
     @call.defjvp
     def rule(arrays: Any, dots: Any) -> tuple[list[Any], list[Any]]:
-        results = call(*arrays)
+        results, count = call(*arrays), len(arrays)
         like = [results[i] for i in _floating(results)]
         given = [dots[i] for i in _floating(arrays)]
-        found = iter(linear_map(tangents, gradients, list(arrays), given, like=like))
+        push, pull = (partial(f, program, count) for f in (_push, _pull))
+        pushed, captured = program.derived(push, [*arrays, *given])
+
+        def tangents(known: Any, dots: Any) -> list[Any]:
+            return _differentiable(pushed)(*known[count:], *known[:count], *dots)
+
+        def gradients(known: Any, cotangents: Any) -> list[Any]:
+            values = [*known[:count], *cotangents]
+            pulled, captured = program.derived(pull, values)
+            return _differentiable(pulled)(*captured, *values)
+
+        known = [*arrays, *captured]
+        found = iter(linear_map(tangents, gradients, known, given, like=like))
         return results, [next(found) if _is_floating(x) else _none(x) for x in results]
 
     return call
+
+
+def _push(program: _Program, count: int, *values: Any) -> list[Any]:
+    """Tangents of the results, from so many arrays and tangents of the floating."""
+    some, floats = program.of_floats(values[:count])
+    return jax.jvp(some, floats, list(values[count:]))[1]
+
+
+def _pull(program: _Program, count: int, *values: Any) -> Any:
+    """Gradients of the floating arrays, from the arrays and cotangents of results."""
+    some, floats = program.of_floats(values[:count])
+    results, transpose = jax.vjp(some, *floats)
+    pairs = zip(values[count:], results, strict=True)
+    return transpose([_cut(x, r) for x, r in pairs])
 
 
 def _cut(x: Any, like: Any) -> Any:

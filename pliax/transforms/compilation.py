@@ -249,7 +249,7 @@ class CompiledFunction(Dispatched):
     def _call_in_trace(self, args: tuple, kwargs: dict) -> Any:
         """As JAX calls it; anew where results have sizes born in it, which differ."""
         plain, outer = self._plain, tracing_context.value
-        if self._catalog.bears_sizes:
+        if self._catalog.bears_sizes and isinstance(outer, Assumptions):
             f = functools.partial(self._counted)  # which no earlier trace is found for
             plain = jax.jit(f, donate_argnums=self._options.donated)
         result = plain(*args, **kwargs)

@@ -1,6 +1,7 @@
 """Laws of px.compile where sizes are born from data."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -198,8 +199,9 @@ def test_branching_names_the_line_the_size_and_the_remedies():
     )
     with pytest.raises(UnknownSizeError, match=pattern):
         px.compile(f)(X)
-    with pytest.raises(UnknownSizeError, match="needs the value of u0"):
+    with pytest.raises(UnknownSizeError, match="needs the value of u0") as found:
         px.compile(lambda x: int(positive(x).shape[0]))(X)
+    assert isinstance(found.value, TypeError)  # as JAX's own of a tracer
 
 
 @pytest.mark.parametrize(
@@ -583,6 +585,48 @@ doubled.defvjp(lambda y: (2 * y, y), _doubled_backward)
 def test_rules_of_custom_derivatives_may_use_sizes_born_from_data():
     f = px.compile(lambda x: doubled(positive(x)).sum())
     np.testing.assert_array_equal(jax.grad(f)(X), np.where(X > 0, 28, 0))
+
+
+def with_tangents_times(scale, selected):
+    """A loss whose rule closes over what the selecting function does not."""
+    kept = jax.custom_jvp(lambda v: v)
+    kept.defjvp(lambda v, dot: (v[0], dot[0] * scale))
+    if selected:
+        return px.compile(lambda x: (kept(positive(x)) ** 2).sum())
+    return lambda x: (kept(x) ** 2).sum(where=x > 0)
+
+
+@pytest.mark.parametrize("take", [jax.grad, jax.jacfwd, jax.hessian])
+def test_a_rule_may_close_over_what_another_transformation_passes(take):
+    found, wanted = (
+        jax.jit(lambda x, scale, n=n: take(with_tangents_times(scale, n))(x))
+        for n in (True, False)
+    )
+    np.testing.assert_allclose(found(X, 0.5), wanted(X, 0.5), rtol=1e-6)
+
+
+def test_threads_may_call_one_pullback_at_once():
+    out, pull = jax.vjp(px.compile(lambda x: doubled(positive(x)).sum()), X)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: pull(jnp.ones_like(out))[0], range(12)))
+    for gradient in found:
+        np.testing.assert_array_equal(gradient, np.where(X > 0, 28, 0))
+
+
+def test_a_function_that_bears_sizes_at_times_has_one_trace_under_jit_at_others():
+    some = px.compile(
+        lambda x, born: positive(x) if born else jnp.sin(x), static_argnames="born"
+    )
+    px.compile(lambda x: some(x, True).sum())(X)
+
+    def layers(x):
+        for _ in range(4):
+            x = some(x, False)
+        return x
+
+    before = some.stats.traces
+    jax.jit(layers)(X)
+    assert some.stats.traces == before + 1
 
 
 def scaled(w):

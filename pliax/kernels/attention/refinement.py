@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import AbstractMesh, use_abstract_mesh
 
 from .block_lists import BlockLists, known, listed
 from .block_mask import BlockMask
@@ -59,8 +60,10 @@ def refined(mask: BlockMask | None) -> BlockMask | None:
         return mask
     found = vars(mask).get("_halves")
     if found is None:
-        with jax.ensure_compile_time_eval():
-            found = _halves(mask)
+        # No mesh of whoever calls, and captured arrays without places on one.
+        with jax.ensure_compile_time_eval(), use_abstract_mesh(AbstractMesh((), ())):
+            mod = jax.device_put(jax.device_get(mask.mask_mod))
+            found = _halves(replace(mask, mask_mod=mod))
         vars(mask)["_halves"] = found
     return replace(mask, halves=found) if found else mask
 

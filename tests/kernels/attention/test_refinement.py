@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings, strategies as st
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import pliax as px
 from pliax.kernels.attention.block_lists import spread
@@ -95,6 +96,25 @@ def test_halves_made_while_a_function_is_traced_are_there_for_others():
     first = jax.jit(lambda: jnp.asarray(refined(mask).halves.keys.num))()
     assert np.array_equal(refined(mask).halves.keys.num, first)
     assert refined(mask).halves is refined(mask).halves
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_halves_are_made_under_any_mesh_of_arrays_on_it(kind):
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(kind,))
+    ids = jax.device_put(jnp.arange(1024) // 60, NamedSharding(mesh, P()))
+    mask = px.create_block_mask(
+        lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k), None, None, 1024, 1024
+    )
+    found = []
+
+    def look(x):
+        found.append(refined(mask).halves)
+        return x
+
+    with jax.set_mesh(mesh):
+        jax.jit(jax.shard_map(look, in_specs=P(), out_specs=P()))(jnp.ones(2))
+    assert found[0].keys.num.shape == (1, 1, 8)
+    jnp.add(1, found[0].keys.num)  # it lies where other arrays do
 
 
 def test_wide_heads_keep_the_blocks_of_queries():
