@@ -124,7 +124,7 @@ class Parameters:
                 f"{self.owner}: static argument {name!r} is {_short(value)} of type "
                 f"{type(value).__name__}, which cannot be hashed ({error}).\n"
                 f"Pass a hashable value (a tuple for a list, a frozen dataclass for a "
-                f"dict), or take {name!r} out of static_argnames."
+                f"dict), or let {name!r} be no static argument."
             ) from None
         return marked
 
@@ -203,6 +203,12 @@ def _names_at(
     """The names of static arguments that are given by position."""
     positions = _as_positions(static_argnums, "static_argnums", owner)
     names = found.positional if found else ()
+    if found is not None and found.rest is not None and min(positions, default=0) < 0:
+        raise ValueError(
+            f"{owner}: static_argnums holds {min(positions)}, which counts from the "
+            f"end, but how many arguments a call has is open (*{found.rest}).\nGive "
+            "the position from the start, or name it by static_argnames."
+        )
     for position in positions:
         if not -len(names) <= position < len(names):
             raise ValueError(
@@ -264,7 +270,8 @@ def _as_names(names: Any, option: str, owner: str) -> frozenset[str]:
 def _as_positions(positions: Any, option: str, owner: str) -> tuple[int, ...]:
     if positions is None:
         return ()
-    given: Any = positions if isinstance(positions, list | tuple) else (positions,)
+    is_many = isinstance(positions, Iterable) and not isinstance(positions, str)
+    given: Any = tuple(positions) if is_many else (positions,)
     for position in given:
         if isinstance(position, bool) or not hasattr(position, "__index__"):
             raise TypeError(

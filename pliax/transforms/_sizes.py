@@ -258,7 +258,7 @@ def _read_path(path: Any, parameters: Parameters) -> tuple[str, ...]:
     if steps[0] in parameters.static:
         raise ValueError(
             f"{owner}: dims names {steps[0]!r}, which is static and has no size."
-            "\nTake it out of dims, or out of static_argnames."
+            "\nTake it out of dims, or let it be no static argument."
         )
     if parameters.is_known and steps[0] not in known:
         names = ", ".join(sorted(map(str, known))) or "none"

@@ -418,6 +418,20 @@ def test_options_of_a_wrong_type_are_named(static, donated, text):
         read_parameters(lambda x: x, static, donated, "px.compile(f)")
 
 
+@pytest.mark.parametrize("given", [range(1, 3), (1, 2), [1, -1]])
+def test_static_positions_come_in_any_collection(given):
+    f = px_compile(lambda x, n, m: x * n + m, static_argnums=given)
+    assert float(f(jnp.float32(3), 2, 1)) == 7
+    assert f.stats.traces == 1
+
+
+def test_static_positions_from_the_end_need_an_end():
+    with pytest.raises(
+        ValueError, match=r"holds -1, which counts from the end, .*rest"
+    ):
+        px_compile(lambda x, *rest: x, static_argnums=-1)
+
+
 @pytest.mark.parametrize(
     ("kind", "remedy"),
     [
