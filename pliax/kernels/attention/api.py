@@ -119,7 +119,8 @@ def _refused_few(arguments: _Arguments) -> str | None:
 
 def _prepared_for_mosaic_gpu(arguments: _Arguments) -> _Arguments:
     """A mask that is known to be sparse has lists of smaller blocks, too."""
-    return replace(arguments, block_mask=refined(arguments.block_mask))
+    mask = arguments.block_mask
+    return arguments if mask is None else replace(arguments, block_mask=refined(mask))
 
 
 def _attend_mosaic_gpu(query: Array, key: Array, value: Array, **rest: Any) -> Any:

@@ -140,7 +140,7 @@ def forward(
     """Output, log-sum-exp, maximum and logarithm of the sum, as a `Kernel` gives."""
     query, key, value = map(aligned, arrays)
     channels = key.shape[3], value.shape[3]
-    if not asked:
+    if block_mask is not None and not asked:
         block_mask = for_forward(block_mask, max(channels))
     call = call_of(arrays, block_mask, scale=scale, interpret=interpret, asked=asked)
     kind = Kernel("forward", channels, call.blocks)

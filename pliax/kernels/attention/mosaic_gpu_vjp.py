@@ -114,7 +114,7 @@ def _of_each_side(
 ) -> list[Array]:
     """By a kernel for dq and one for dk and dv, each in the blocks it gains by."""
     channels, masks = max(x.shape[3] for x in arrays[1:3]), [block_mask] * 2
-    if not call.asked:
+    if block_mask is not None and not call.asked:
         masks = [for_queries(block_mask, channels), for_keys(block_mask)]
     found = []
     for names, mask in zip(("q", "kv"), masks, strict=True):

@@ -48,13 +48,13 @@ class Halves(NamedTuple):
     keys: BlockLists
 
 
-def refined(mask: BlockMask | None) -> BlockMask | None:
+def refined(mask: BlockMask) -> BlockMask:
     """The mask with its halves, if it is known to be sparse.
 
     They are made eagerly, also while a function is traced, and kept beside the fields
     of the mask, as `cached_property` does, so that every layer has them of one mask.
     """
-    if mask is None or not known(jax.tree.leaves(mask)):
+    if not known(jax.tree.leaves(mask)):
         return mask
     if any(n % _WHOLE for n in mask.block_size) or mask.halves is not None:
         return mask
@@ -177,24 +177,24 @@ def _seen(mask: BlockMask, places: Any) -> Any:
     return some, every & np.all([x < n for x, n in pairs], axis=0)
 
 
-def for_forward(mask: BlockMask | None, channels: int) -> BlockMask | None:
+def for_forward(mask: BlockMask, channels: int) -> BlockMask:
     """The mask in the blocks that the forward kernel gains by."""
-    if mask is None or mask.halves is None or channels > _HALF:
+    if mask.halves is None or channels > _HALF:
         return mask
     lists = mask.halves.forward
     return mask if lists is None else _by_row(mask, lists, (_HALF, _HALF))
 
 
-def for_queries(mask: BlockMask | None, channels: int) -> BlockMask | None:
+def for_queries(mask: BlockMask, channels: int) -> BlockMask:
     """The mask in the blocks that the kernel for dq gains by."""
-    if mask is None or mask.halves is None or channels > _HALF:
+    if mask.halves is None or channels > _HALF:
         return mask
     return _by_row(mask, mask.halves.queries, (_WHOLE, _HALF))
 
 
-def for_keys(mask: BlockMask | None) -> BlockMask | None:
+def for_keys(mask: BlockMask) -> BlockMask:
     """The mask in the blocks that the kernel for dk and dv gains by."""
-    if mask is None or mask.halves is None:
+    if mask.halves is None:
         return mask
     num, indices, full_num, full_indices = mask.halves.keys
     return replace(
