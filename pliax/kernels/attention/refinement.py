@@ -60,8 +60,13 @@ def refined(mask: BlockMask) -> BlockMask:
         return mask
     found = vars(mask).get("_halves")
     if found is None:
-        # No mesh of whoever calls, and captured arrays without places on one.
-        with jax.ensure_compile_time_eval(), use_abstract_mesh(AbstractMesh((), ())):
+        # No mesh of whoever calls, captured arrays without places on one, and no guard
+        # against transfers that nobody asked for: these are asked for.
+        with (
+            jax.ensure_compile_time_eval(),
+            use_abstract_mesh(AbstractMesh((), ())),
+            jax.transfer_guard("allow"),
+        ):
             mod = jax.device_put(jax.device_get(mask.mask_mod))
             found = _halves(replace(mask, mask_mod=mod))
         vars(mask)["_halves"] = found
