@@ -37,6 +37,7 @@ from benchmarks.bench_attention_gpu import (
     queue_ms,
 )
 from pliax.kernels.attention.configs import Kernel, Sizes
+from pliax.kernels.attention.refinement import refined
 
 
 OUTPUT = harness.RESULTS / "attention_tuning.json"
@@ -60,19 +61,29 @@ class Candidate:
     options: dict[str, int] = field(default_factory=dict)
 
 
-def kernels(case: Case, direction: str) -> list[str]:
+def mask_of(case: Case, block_size: int) -> Any:
+    """The case's, in blocks of that size; None if it has none."""
+    mask_mod = case.mods(jnp)[1]
+    return mask_mod and px.create_block_mask(
+        mask_mod, None, None, case.S, case.S, block_size=block_size
+    )
+
+
+def kernels(case: Case, direction: str, block_size: int) -> list[str]:
     """Whose blocks the options of a direction cut."""
     if direction == "forward":
         return ["forward"]
-    is_split = case.D > 128 or (case.D == 128 and PROGRAMS[case.program].score)
-    return ["dq", "dkv"] if is_split else ["backward"]
+    mask = mask_of(case, block_size)
+    is_sparse = mask is not None and refined(mask).halves is not None
+    return ["dq", "dkv"] if is_sparse or case.D > 128 else ["backward"]
 
 
 def candidates(case: Case, direction: str, block_size: int) -> Iterator[Candidate]:
     """The table's choice, and everything that fits as it is asked for."""
     yield Candidate(direction, block_size)
     blocks = (block_size, block_size) if PROGRAMS[case.program].mask else None
-    every = [Kernel(x, (case.D, case.D), blocks) for x in kernels(case, direction)]
+    names = kernels(case, direction, block_size)
+    every = [Kernel(x, (case.D, case.D), blocks) for x in names]
     prefix = "" if direction == "forward" else "bwd_"
     names = [f"{prefix}{x}" for x in ("block_q", "block_kv", "stages")]
     for sizes in product(ROWS, ROWS, STAGES):
@@ -93,10 +104,7 @@ def _is_as_asked(kernel: Kernel, options: dict[str, int]) -> bool:
 
 def entrant(case: Case, arrays: Sequence[Any], one: Candidate, quick: bool) -> Entrant:
     """The compiled pass, as the benchmark times it."""
-    score_mod, mask_mod = case.mods(jnp)
-    mask = mask_mod and px.create_block_mask(
-        mask_mod, None, None, case.S, case.S, block_size=one.block_size
-    )
+    score_mod, mask = case.mods(jnp)[0], mask_of(case, one.block_size)
     attend = partial(
         px.flex_attention, score_mod=score_mod, block_mask=mask,
         implementation="mosaic_gpu",

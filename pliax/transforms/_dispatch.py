@@ -150,16 +150,9 @@ def __call__({parameters}):
         except Exception:  # not in the table, no such argument, or without a hash
             bound = None
         if bound is not None:
+            _run, _untimed = bound.run, bound.calls.untimed
             try:
-                untimed = bound.calls.untimed
-                if untimed:
-                    result = {call}
-                    if untimed:
-                        untimed.pop()
-                    else:  # another thread took the last
-                        bound.calls.due += 1
-                    return result
-                return timed(bound, {known}, globals())
+                {serve}
             except (Unvetted, Unlike, TypeError):  # sizes alone agree
                 bound = None
         return unknown({given})
@@ -168,23 +161,27 @@ def __call__({parameters}):
         raise
 """
 
-# What has served many calls, by names of this function: to ask it for what it calls and
-# counts takes 0.1 us more, and where a call has 500 arrays both have left the caches.
+# What has served many calls comes with what it runs and counts: to ask it takes 0.1 us
+# more where a call has two arrays.
 _GUESS = """
-        bound = latest if {has_all} else None
-        if bound is not None:
+        if latest is not None and {has_all}:
+            bound, _run, _untimed = latest
             try:
-                if latest_untimed:
-                    result = latest_run({listed})
-                    if latest_untimed:
-                        latest_untimed.pop()
-                    else:
-                        bound.calls.due += 1
-                    return result
-                return timed(bound, {known}, globals())
+                {serve}
             except (Unvetted, Unlike, TypeError):  # a wrong guess
                 pass
             return again({known}, globals())
+"""
+
+_SERVE = """
+                if _untimed:
+                    result = {call}
+                    if _untimed:
+                        _untimed.pop()
+                    else:  # another thread took the last
+                        bound.calls.due += 1
+                    return result
+                return timed(bound, {known}, globals())
 """
 
 
@@ -204,7 +201,9 @@ def dispatcher(forms: Sequence[Form], f: Any, **ways: Any) -> Callable[..., Any]
     if ways["mark"] is None and len(forms) == 1:
         parts = _by_name(forms[0], _parameters(f)) or parts
     mark = "args, kwargs = mark(args, kwargs)" if ways["mark"] else ""
-    source = _SOURCE.format(mark=mark, **parts)
+    serve = _SERVE.format(**parts).strip()
+    guess = _GUESS.format(serve=serve, **parts).strip() if parts["guesses"] else ""
+    source = _SOURCE.format(mark=mark, guess=guess, serve=serve, **parts)
     names: dict[str, Any] = {"latest": None, "known": parts["known"]}
     names |= tables | _NAMES | ways
     exec(compile(source, _FILE, "exec"), names)
@@ -230,22 +229,22 @@ def _notice_growth(event: str, duration_secs: float, **_: Any) -> None:
 jax.monitoring.register_event_duration_secs_listener(_notice_growth)
 
 
-def _in_general(forms: Sequence[Form]) -> dict[str, str]:
+def _in_general(forms: Sequence[Form]) -> dict[str, Any]:
     """The parts of a function that tells any forms apart."""
     search = "None"
     for i, form in enumerate(forms):
         search = f"(table{i}[{form.sizes}] if {form.condition} else {search})"
     return {
         "parameters": "*args, **kwargs",
-        "guess": "",
+        "guesses": False,
         "search": search,
-        "call": "(bound.run(*args, **kwargs) if kwargs else bound.run(*args))",
+        "call": "(_run(*args, **kwargs) if kwargs else _run(*args))",
         "known": "args, kwargs",
         "given": "args, kwargs",
     }
 
 
-def _by_name(form: Form, parameters: Sequence[Any]) -> dict[str, str] | None:
+def _by_name(form: Form, parameters: Sequence[Any]) -> dict[str, Any] | None:
     """The parts of one with the user's parameters, where such a call has all of them.
 
     It takes 0.3 us less than one that is given a tuple and a dictionary.
@@ -259,14 +258,13 @@ def _by_name(form: Form, parameters: Sequence[Any]) -> dict[str, str] | None:
         has_all = f"{names[-1]} is not missing"
     by_name = [accessor.as_parameter(names) for accessor in form.accessors]
     listed = ", ".join(names)
-    known = f"({listed},), {{}}"
-    guess = _GUESS.format(has_all=has_all, listed=listed, known=known)
     return {
         "parameters": ", ".join(map(_written, parameters)),
-        "guess": guess.strip() if form.has_arrays_alone else "",
+        "guesses": form.has_arrays_alone,
+        "has_all": has_all,
         "search": f"table0[{_together(by_name)}] if {has_all} else None",
-        "call": f"bound.run({listed})",
-        "known": known,
+        "call": f"_run({listed})",
+        "known": f"({listed},), {{}}",
         "given": f"*given({names!r}, ({listed},))",
     }
 
@@ -309,8 +307,7 @@ def timed(bound: Any, args: tuple, kwargs: dict, names: dict[str, Any]) -> Any:
     else:
         bound.calls.due += 1
     if bound.calls.are_many and bound.tells_sizes:
-        names["latest_run"], names["latest_untimed"] = bound.run, bound.calls.untimed
-        names["latest"] = bound
+        names["latest"] = bound, bound.run, bound.calls.untimed
     return results
 
 
@@ -332,7 +329,7 @@ _NAMES = {
     "timed": timed,
 }
 _TAKEN = frozenset(
-    {*re.findall(r"[A-Za-z_]\w*", _SOURCE + _GUESS), *_NAMES, "leaf", "table0"}
+    {*re.findall(r"[A-Za-z_]\w*", _SOURCE + _GUESS + _SERVE), *_NAMES, "leaf", "table0"}
 )
 
 

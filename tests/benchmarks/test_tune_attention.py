@@ -19,7 +19,7 @@ def test_candidates_are_different_and_one_is_the_tables(program, direction):
     configs = [
         tuple(
             Kernel(name, (128, 128), blocks).config(x.options)
-            for name in tune.kernels(case, direction)
+            for name in tune.kernels(case, direction, 128)
         )
         for x in others
     ]
@@ -27,8 +27,18 @@ def test_candidates_are_different_and_one_is_the_tables(program, direction):
     assert any(
         config == Kernel(name, (128, 128), blocks).config({})
         for found in configs
-        for name, config in zip(tune.kernels(case, direction), found, strict=True)
+        for name, config in zip(tune.kernels(case, direction, 128), found, strict=True)
     )
+
+
+@pytest.mark.parametrize("D", [64, 128])
+def test_the_kernels_tuned_are_those_that_run(D):
+    """Of sparse masks of whole blocks one for each side, else one for all gradients."""
+    split, fused = ["dq", "dkv"], ["backward"]
+    for program, size, wanted in [
+        ("documents", 128, split), ("documents", 64, fused), ("alibi", 128, fused),
+    ]:  # fmt: skip
+        assert tune.kernels(Case(program, S=4096, D=D, B=1), "backward", size) == wanted
 
 
 @pytest.mark.usefixtures("standard_promotion")

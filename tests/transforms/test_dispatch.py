@@ -218,7 +218,7 @@ def test_wrong_arguments_are_told_as_python_tells_them(calls):
 
 
 @pytest.mark.parametrize(
-    "name", ["again", "bound", "globals", "latest", "leaf", "table0", "unknown"]
+    "name", ["_run", "again", "bound", "globals", "latest", "leaf", "table0", "unknown"]
 )
 def test_parameters_may_have_any_name(name):
     names = {}

@@ -25,7 +25,7 @@ from .classification import look_at
 # seen by so few queries: then there is a backward kernel for each side, which makes two
 # products more, but no thread block waits for its turn to add to dq. TFLOP/s on one
 # H200 of 12 documents with these halves, and with one kernel: 64 channels 101 and 92 of
-# 4,096 tokens, 224 and 222 of 16,384; 128 channels 143 and 128, 297 and 257. Windows of
+# 4,096 tokens, 222 and 222 of 16,384; 128 channels 145 and 128, 317 and 257. Windows of
 # 1,024 tokens, on one H100: 0.99 and 0.95 of one kernel.
 _SPARSE, _FEW = 66.0, 900
 # So few that the forward kernel of 64 channels gains by blocks of 64 x 64: documents of
@@ -60,15 +60,14 @@ def refined(mask: BlockMask) -> BlockMask:
         return mask
     found = vars(mask).get("_halves")
     if found is None:
-        # No mesh of whoever calls, captured arrays without places on one, and no guard
+        # Whoever calls may have a mesh, which is not meant for this, and a guard
         # against transfers that nobody asked for: these are asked for.
         with (
             jax.ensure_compile_time_eval(),
             use_abstract_mesh(AbstractMesh((), ())),
             jax.transfer_guard("allow"),
         ):
-            mod = jax.device_put(jax.device_get(mask.mask_mod))
-            found = _halves(replace(mask, mask_mod=mod))
+            found = _halves(mask)
         vars(mask)["_halves"] = found
     return replace(mask, halves=found) if found else mask
 
@@ -174,8 +173,9 @@ def _seen(mask: BlockMask, places: Any) -> Any:
     more = (1 << (count - 1).bit_length()) - count
     padded = (np.pad(x, (0, more), "edge").astype(np.int32) for x in places)
     sizes = _HALF, _HALF
-    given = jax.device_put(tuple(padded))
-    found = look_at(mask.mask_mod, given, mask.seq_lengths, sizes)
+    # Captured arrays may lie on a mesh; the tiles do not.
+    mod, given = jax.device_put((jax.device_get(mask.mask_mod), tuple(padded)))
+    found = look_at(mod, given, mask.seq_lengths, sizes)
     some, every = (x[:count] for x in jax.device_get(found))
     lengths = (n // _HALF for n in mask.seq_lengths)
     pairs = zip(places[2:], lengths, strict=True)
