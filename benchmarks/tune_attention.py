@@ -74,7 +74,8 @@ def kernels(case: Case, direction: str, block_size: int) -> list[str]:
     if direction == "forward":
         return ["forward"]
     mask = mask_of(case, block_size)
-    is_sparse = mask is not None and refined(mask).halves is not None
+    counts = case.B, case.H
+    is_sparse = mask is not None and refined(mask, *counts).halves is not None
     return ["dq", "dkv"] if is_sparse or case.D > 128 else ["backward"]
 
 

@@ -119,8 +119,10 @@ def _refused_few(arguments: _Arguments) -> str | None:
 
 def _prepared_for_mosaic_gpu(arguments: _Arguments) -> _Arguments:
     """A mask that is known to be sparse has lists of smaller blocks, too."""
-    mask = arguments.block_mask
-    return arguments if mask is None else replace(arguments, block_mask=refined(mask))
+    mask, (sequences, _, heads, _) = arguments.block_mask, arguments.arrays[0].shape
+    if mask is None:
+        return arguments
+    return replace(arguments, block_mask=refined(mask, sequences, heads))
 
 
 def _attend_mosaic_gpu(query: Array, key: Array, value: Array, **rest: Any) -> Any:

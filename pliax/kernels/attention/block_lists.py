@@ -35,6 +35,17 @@ class BlockLists(NamedTuple):
     full_indices: Leaf
 
 
+COLUMN_BITS, MET_BITS = 24, 7  # of an entry in a list that tells
+
+
+def column_and_met(entry: Any) -> tuple[Any, Any]:
+    """The column of a partial block, and a bit for each condition: whether it is met.
+
+    Of a condition there is no bit for, it is not said.
+    """
+    return entry & ((1 << COLUMN_BITS) - 1), entry >> COLUMN_BITS
+
+
 @jax.jit
 def all_lists(
     partial: Bool[Array, "B H R C"], full: Bool[Array, "B H R C"]

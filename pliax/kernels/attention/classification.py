@@ -9,6 +9,7 @@ blocks; a mask that intervals know nothing about costs T S evaluations and never
 memory. All of it runs under `jit` without the host.
 """
 
+from collections.abc import Callable
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -17,10 +18,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from pliax.core.jaxprs import ClosedFunction
+from pliax.core.jaxprs import ClosedFunction, Program
 from pliax.core.manual_axes import vary, varying_axes
 
 from .intervals import bounds
+from .normalization import each_condition
 from .tiles import broadcast
 
 
@@ -162,21 +164,28 @@ def _look(
     return some.reshape(shape), every.reshape(shape)
 
 
-@jax.jit(static_argnums=(2, 3))
+@jax.jit(static_argnums=(1, 3, 4))
 def look_at(
     mask_mod: ClosedFunction,
+    flat: Program,
     places: tuple[Int[Array, " N"], ...],
     lengths: tuple[int, int],
     sizes: tuple[int, int],
-) -> tuple[Bool[Array, " N"], Bool[Array, " N"]]:
-    """Some and every, as in `classify`, of the blocks at (b, h, row, column)."""
+) -> list[tuple[Bool[Array, " N"], Bool[Array, " N"]]]:
+    """Some and every, as in `classify`, of the blocks at (b, h, row, column).
+
+    First of the mask, then of each of its conditions (`normalization`), of which `flat`
+    is the program.
+    """
     pieces = _pieces(mask_mod.program.jaxpr, places[0].shape, sizes)
-    tile = partial(_look_at_tile, mask_mod, lengths, sizes, pieces)
-    return jax.lax.map(lambda at: tile(*at), places, batch_size=pieces.tiles)
+    mods = mask_mod, *each_condition(flat.jaxpr, mask_mod.captured)
+    tiles = [partial(_look_at_tile, x, lengths, sizes, pieces) for x in mods]
+    look = lambda at: [tile(*at) for tile in tiles]  # noqa: E731
+    return jax.lax.map(look, places, batch_size=pieces.tiles)
 
 
 def _look_at_tile(
-    mask_mod: ClosedFunction,
+    mask_mod: Callable[..., Any],
     lengths: tuple[Any, Any],
     sizes: tuple[int, int],
     pieces: _Pieces,

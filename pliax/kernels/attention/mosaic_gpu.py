@@ -31,7 +31,7 @@ References:
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -85,6 +85,8 @@ class Call:
         key_heads: How many.
         shares_keys: Whether all sequences have the same keys and values.
         blocks: Queries and keys of a mask's block; None without a mask.
+        lists_tell: Whether the mask's lists tell which of its conditions all scores of
+            a partial block meet (`refinement`).
         has_unseen: Whether a key may be seen by nobody, and a query may see nothing:
             they may hold anything.
         interpret: Whether JAX's interpreter runs the kernels.
@@ -96,6 +98,7 @@ class Call:
     key_heads: int
     shares_keys: bool
     blocks: tuple[int, int] | None
+    lists_tell: bool
     has_unseen: bool
     interpret: bool
     asked: Mapping[str, int] = field(default_factory=dict)
@@ -119,8 +122,10 @@ def call_of(
     blocks = None if block_mask is None else block_mask.block_size
     sizes = {"b": B, "h": H, "q": T, "k": S}
     has_unseen = block_mask is not None and not sees_itself(block_mask)
-    shares_keys = batch < B
-    return Call(scale, sizes, K, shares_keys, blocks, has_unseen, interpret, asked)
+    shares_keys, told = batch < B, False
+    return Call(
+        scale, sizes, K, shares_keys, blocks, told, has_unseen, interpret, asked
+    )
 
 
 def aligned(x: Float[Array, "B S H D"]) -> Float[Array, "B S2 H D2"]:
@@ -140,9 +145,11 @@ def forward(
     """Output, log-sum-exp, maximum and logarithm of the sum, as a `Kernel` gives."""
     query, key, value = map(aligned, arrays)
     channels = key.shape[3], value.shape[3]
-    if block_mask is not None and not asked:
+    is_cut = block_mask is not None and block_mask.halves is not None and not asked
+    if block_mask is not None and is_cut:
         block_mask = for_forward(block_mask, max(channels))
     call = call_of(arrays, block_mask, scale=scale, interpret=interpret, asked=asked)
+    call = replace(call, lists_tell=is_cut)
     kind = Kernel("forward", channels, call.blocks)
     config = kind.config(call.asked)
     workers, room = _workers(call, config, channels, kind.room(config))
@@ -242,7 +249,8 @@ def mods_of(
     if score_mod is not None:
         score = operands(score_mod, SCORE_MOD, call.sizes, blocks)
     if block_mask is not None:
-        mask = operands(block_mask.mask_mod, MASK_MOD, call.sizes, blocks)
+        given = block_mask.mask_mod, MASK_MOD, call.sizes, blocks
+        mask = operands(*given, apart=call.lists_tell)
     return score, mask
 
 

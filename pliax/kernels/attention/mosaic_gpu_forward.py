@@ -4,7 +4,6 @@ What they do is said in `mosaic_gpu`; one step is a visit of a tile of queries t
 of keys and values.
 """
 
-import functools
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,11 +17,14 @@ from pliax.core._jax import take_number
 
 from .configs import Config
 from .mosaic_gpu_tiles import (
+    Condition,
     ModOnTile,
     Tile,
     Verdict,
     accumulate,
     add_seen,
+    all_meet,
+    hide,
     i32,
     load_row,
     multiply,
@@ -187,7 +189,7 @@ class ThreadBlock:
     def blocks(self) -> Blocks:
         """What the lists are of."""
         call, config = self.kernel.call, self.kernel.config
-        return Blocks(call.blocks, call.sizes["k"], config)
+        return Blocks(call.blocks, call.sizes["k"], config, call.lists_tell)
 
     def visits(self, b: Any, h: Any, first: Any, counts: Any = None) -> Visits:
         """The keys that a tile of queries sees."""
@@ -449,14 +451,14 @@ class _Step:
         block, config = self.block, self.block.kernel.config
         i = n * config.takers + self.turn if config.shares_rows else n
         scratch, slot = block.scratch, self.slot(i)
-        first = self.first(i, is_full)  # beside the product, as lists are far away
+        first, met = self.place(i, is_full)  # beside the product: lists are far away
         scores, seen = multiply(
             self.queries, scratch.keys.at[slot], partial(self.meanwhile, first, is_full)
         )
         known = self.known(slot, is_full)
         self.release(0, i)
         weights, top, decay, added = self.soften(
-            scores, top, first, is_full, known, seen
+            scores, top, first, met, is_full, known, seen
         )
         acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0])
         total = total * decay + added
@@ -478,8 +480,8 @@ class _Step:
         self.block.take_turn()
         if is_full or self.tile.config.has_mover:
             return []
-        parts = self.visible(first, {})
-        return [functools.reduce(jnp.logical_and, parts)] if parts else []
+        asked = self.conditions(first, {})
+        return [all_meet(asked)] if asked else []
 
     def release(self, side: int, i: Any) -> None:
         """Keys or values that have been read make room for others."""
@@ -501,12 +503,20 @@ class _Step:
         known = partial(self.block.kernel.columns.known, there, slot)
         return [known(self.score), known(None if is_full else self.mask)]
 
-    def first(self, i: Any, is_full: bool) -> Any:
-        """The first key of a visit; None where nobody asks for it."""
-        return None if is_full and self.score is None else self.visits.first(i)
+    def place(self, i: Any, is_full: bool) -> tuple[Any, Any]:
+        """The first key of a visit, and what is met; None where nobody asks for it."""
+        is_asked = self.score is not None or not is_full
+        return self.visits.place(i) if is_asked else (None, None)
 
     def soften(
-        self, scores: Any, top: Any, first: Any, is_full: bool, known: Any, seen: Any
+        self,
+        scores: Any,
+        top: Any,
+        first: Any,
+        met: Any,
+        is_full: bool,
+        known: Any,
+        seen: Any,
     ) -> Any:
         """Weights in half precision, the new maximum, exp(old - new), and the sum."""
         kernel, factor = self.block.kernel, LOG2E
@@ -517,8 +527,9 @@ class _Step:
         if self.score is not None:
             (scores,) = self.score(first, scores, known[0])
         if not is_full:
-            for visible in seen or self.visible(first, known[1]):
-                scores = jnp.where(visible, scores, -jnp.inf)
+            asked = [Condition.of(x) for x in seen]
+            asked = asked or self.conditions(first, known[1], met)
+            scores = hide(scores, -jnp.inf, asked)
         new = jnp.maximum(top, scores.max(axis=1))
         shift = jnp.where(new == -jnp.inf, 0.0, new)
         if kernel.is_linear:
@@ -533,16 +544,18 @@ class _Step:
     def add_seen(self, acc: Any, weights: Any, first: Any, known: Any) -> Any:
         """What is seen of each value in turn, instead of a product."""
         tile, value = self.tile, self.block.arrays[0][2]
-        seen = functools.reduce(jnp.logical_and, self.visible(first, known))
+        seen = all_meet(self.conditions(first, known))
         place = self.block.kernel.call.place_of_keys(tile.b, tile.h)
         row = partial(load_row, value, place, first, tile.sizes["k"])
         return add_seen(acc, weights.astype(jnp.float32), seen, row)
 
-    def visible(self, first: Any, known: Any) -> list[Any]:
+    def conditions(self, first: Any, known: Any, met: Any = None) -> list[Condition]:
         """What hides scores of a partial block."""
         real = self.tile.is_column_real(first)
-        parts = [] if real is None else [real]
-        return parts if self.mask is None else [*parts, *self.mask(first, known=known)]
+        found = [] if real is None else [Condition.of(real)]
+        if self.mask is None:
+            return found
+        return [*found, *self.mask.conditions(first, known, met)]
 
     def await_values(self, slot: Any) -> None:
         takes_turns = self.block.kernel.config.takes_turns

@@ -15,7 +15,7 @@ from jaxtyping import Int
 from .configs import Config
 from .mosaic_gpu import Call
 from .mosaic_gpu_columns import Columns
-from .mosaic_gpu_tiles import ModOnTile, Operands, Tile, i32
+from .mosaic_gpu_tiles import Condition, ModOnTile, Operands, Tile, hide, i32
 from .row_statistics import LOG2E
 from .separation import is_literal
 
@@ -132,20 +132,18 @@ class Weights:
         there, slot = columns
         return self.gradient.columns.known(there, slot, mod)
 
-    def hide(self, first: Any, weights: Any, columns: Any) -> Any:
+    def hide(self, first: Any, weights: Any, columns: Any, met: Any = None) -> Any:
         """Weights of a partial block, or of one that reaches beyond the end."""
-        for visible in self.visible(first, columns):
-            weights = jnp.where(visible, weights, 0.0)
-        return weights
+        return hide(weights, 0.0, self.conditions(first, columns, met))
 
-    def visible(self, first: Any, columns: Any) -> list[Any]:
+    def conditions(self, first: Any, columns: Any, met: Any = None) -> list[Condition]:
         """What hides weights of such a block."""
         real = self.tile.is_column_real(first), self.tile.is_row_real()
-        parts = [x for x in real if x is not None]
+        found = [Condition.of(x) for x in real if x is not None]
         if self.mask is None:
-            return parts
+            return found
         known = self.known(columns, self.mask)
-        return [*parts, *self.mask(first, known=known)]
+        return [*found, *self.mask.conditions(first, known, met)]
 
 
 def is_linear(score_mod: Any, scale: float) -> bool:

@@ -11,7 +11,6 @@ References:
     Dao, "FlashAttention-2", 2023, Algorithm 2.
 """
 
-import functools
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,6 +39,7 @@ from .mosaic_gpu_tiles import (
     Verdict,
     accumulate,
     add_seen,
+    all_meet,
     as_lists,
     clear_rows,
     i32,
@@ -223,7 +223,8 @@ class _ThreadBlock:
         gradient = self.gradient
         length = gradient.call.sizes["k" if gradient.rows == "q" else "q"]
         lists = self.arrays.lists if gradient.blocks else None
-        blocks = Blocks(gradient.blocks, length, gradient.config)
+        told = gradient.call.lists_tell
+        blocks = Blocks(gradient.blocks, length, gradient.config, told)
         return blocks.visits(lists, b, h, first)
 
     # --- the warpgroup that moves data ---
@@ -332,14 +333,14 @@ class _Step:
         count, *totals = carry
         kernel, scratch = self.block.kernel, self.block.scratch
         config, dtype = kernel.gradient.config, kernel.gradient.dtype
-        slot, first = lax.rem(count, i32(config.stages)), self.visits.first(i)
+        slot, (first, met) = lax.rem(count, i32(config.stages)), self.visits.place(i)
         free = [partial(plgpu.barrier_arrive, x.at[slot]) for x in scratch.free]
         columns = scratch.columns, slot
         scores = self.product(0, slot)
         *shifts, delta = self.statistics(rows, slot)
         weights, slope = self.weights(first, shifts, scores, columns)
         if not is_full:
-            weights = self.weights.hide(first, weights, columns)
+            weights = self.weights.hide(first, weights, columns, met)
         found = {"v": weights}
         if kernel.names == "v":
             free[0]()
@@ -385,7 +386,7 @@ class _Step:
     def add_seen(self, d_query: Any, d_scores: Any, first: Any, columns: Any) -> Any:
         """What is seen of each key in turn, instead of a product."""
         tile, key = self.tile, self.block.arrays.visit[0]
-        seen = functools.reduce(jnp.logical_and, self.weights.visible(first, columns))
+        seen = all_meet(self.weights.conditions(first, columns))
         place = self.weights.gradient.call.place_of_keys(tile.b, tile.h)
         row = partial(load_row, key, place, first, tile.sizes["k"])
         return add_seen(d_query, d_scores.astype(jnp.float32), seen, row)

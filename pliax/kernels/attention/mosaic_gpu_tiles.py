@@ -22,7 +22,7 @@ from pliax.core._jax import load_elements, vote_not_finite
 from pliax.core.jaxprs import ClosedFunction
 from pliax.core.manual_axes import vary, varying_axes
 
-from .block_lists import BlockLists
+from .block_lists import MET_BITS, BlockLists
 from .configs import Config
 from .separation import Hoisted, Separated, compute_outside, separate
 from .tile_evaluation import Space, compute_inside
@@ -32,6 +32,49 @@ TILE = plgpu.Layout.WGMMA
 ROW, COLUMN = TILE.reduce(1), TILE.reduce(0)
 _PIECE = 64  # rows and columns that a warpgroup's registers have room for besides
 i32 = partial(jnp.asarray, dtype=jnp.int32)
+
+
+# --- what is hidden -------------------------------------------------------------------
+
+
+class Condition(NamedTuple):
+    """What a score must meet to be seen.
+
+    Attributes:
+        ask: Computes which scores of the tile meet it.
+        is_met: Whether all of them do, a scalar; None if that is not known before.
+    """
+
+    ask: Callable[[], Any]
+    is_met: Any = None
+
+    @classmethod
+    def of(cls, scores: Any) -> "Condition":
+        """One that these bools meet."""
+        return cls(lambda: scores)
+
+
+def hide(values: Any, hidden: float, conditions: Sequence[Condition]) -> Any:
+    """The values that meet all conditions, and a number instead of the others.
+
+    To ask costs two instructions a score: what is known to be met is not asked.
+    """
+    for ask, is_met in conditions:
+        where_met = partial(_where_met, ask, hidden)
+        if is_met is None:
+            values = where_met(values)
+        else:
+            values = lax.cond(is_met, lambda x: x, where_met, values)
+    return values
+
+
+def _where_met(ask: Callable[[], Any], hidden: float, values: Any) -> Any:
+    return jnp.where(ask(), values, hidden)
+
+
+def all_meet(conditions: Sequence[Condition]) -> Any:
+    """Which scores meet all of some conditions."""
+    return functools.reduce(jnp.logical_and, [x.ask() for x in conditions])
 
 
 # --- mods -----------------------------------------------------------------------------
@@ -45,7 +88,12 @@ class Operands(NamedTuple):
 
 
 def operands(
-    mod: ClosedFunction, roles: str, sizes: Mapping[str, int], blocks: Mapping[str, int]
+    mod: ClosedFunction,
+    roles: str,
+    sizes: Mapping[str, int],
+    blocks: Mapping[str, int],
+    *,
+    apart: bool = False,
 ) -> Operands:
     """What a kernel needs of a mod.
 
@@ -54,8 +102,9 @@ def operands(
         roles: What its arguments are.
         sizes: Sequences, heads, queries and keys, by "bhqk".
         blocks: Queries and keys that are loaded at once, by "qk".
+        apart: Whether the conditions of a mask are a result each.
     """
-    separated = separate(mod, roles)
+    separated = separate(mod, roles, apart=apart)
     values = compute_outside(separated, mod.captured, sizes)
     pairs = zip(separated.hoisted, values, strict=True)
     return Operands(separated, tuple(_loadable(x, v, blocks) for x, v in pairs))
@@ -171,8 +220,33 @@ class ModOnTile:
         load = partial(plgpu.load, layout=COLUMN, optimized=False)
         return {n: self._as_declared(n, load(ref)) for n, ref in refs.items()}
 
+    def conditions(
+        self, first: Any, known: Mapping[int, Any], met: Any
+    ) -> list[Condition]:
+        """Those of a mask on the tile whose first column this is.
+
+        Args:
+            first: The column.
+            known: Of `columns_in`.
+            met: A bit for each: whether all scores meet it; None if no list tells.
+        """
+        found = []
+        for n in range(len(self.separated.jaxpr.outvars)):
+            is_met = None
+            if met is not None and n < MET_BITS:
+                is_met = ((met >> n) & 1) == 1
+            found.append(Condition(partial(self._one, n, first, known), is_met))
+        return found
+
+    def _one(self, n: int, first: Any, known: Mapping[int, Any]) -> Any:
+        return self(first, known=known, which=(n,))[0]
+
     def __call__(
-        self, first: Any, scores: Any = None, known: Mapping[int, Any] | None = None
+        self,
+        first: Any,
+        scores: Any = None,
+        known: Mapping[int, Any] | None = None,
+        which: Sequence[int] | None = None,
     ) -> list[Any]:
         """Its values on the tile whose first column this is.
 
@@ -180,6 +254,7 @@ class ModOnTile:
             first: The column.
             scores: What a score_mod is asked about.
             known: Of `columns_in`; what is not in it is loaded.
+            which: Of its results; None for all.
         """
         tile, known = self.tile, known or {}
         given: dict[str, Callable[[], Any]] = {
@@ -205,7 +280,7 @@ class ModOnTile:
             look_up=self._look_up,
             spread=tile.spread,
         )
-        return compute_inside(self.separated, space)
+        return compute_inside(self.separated, space, which)
 
     def _load(self, number: int, first: Any, layout: Any) -> Any:
         item, ref, tile = self.separated.hoisted[number], self.refs[number], self.tile

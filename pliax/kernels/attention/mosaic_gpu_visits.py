@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .block_lists import column_and_met
 from .configs import Config
 from .mosaic_gpu_tiles import i32
 
@@ -27,12 +28,17 @@ class Visits(NamedTuple):
     Attributes:
         full: How many visits see everything; they come first.
         total: How many there are.
-        first: From the number of a visit to its first column.
+        place: From the number of a visit to its first column, and to which conditions
+            of the mask a partial one meets, where lists tell; else None.
     """
 
     full: Any
     total: Any
-    first: Callable[[Any], Any]
+    place: Callable[[Any], tuple[Any, Any]]
+
+    def first(self, i: Any) -> Any:
+        """The first column of the i-th visit."""
+        return self.place(i)[0]
 
     def part(self, n: Any, parts: int) -> "Visits":
         """The n-th of parts of equal length; the last ones may be shorter, or empty."""
@@ -40,7 +46,7 @@ class Visits(NamedTuple):
         start = n * length
         total = jnp.clip(self.total - start, 0, length)
         full = jnp.clip(self.full - start, 0, total)
-        return Visits(full, total, lambda i: self.first(start + i))
+        return Visits(full, total, lambda i: self.place(start + i))
 
 
 def _row(num: Any, b: Any, h: Any, n: Any) -> tuple[Any, ...]:
@@ -56,11 +62,13 @@ class Blocks:
         sizes: Rows and columns of a mask's block; None without a mask.
         length: How many columns there are.
         config: The kernel's.
+        tell: Whether partial blocks say which conditions of the mask they meet.
     """
 
     sizes: tuple[int, int] | None
     length: int
     config: Config
+    tell: bool = False
 
     @property
     def counted(self) -> int:
@@ -83,19 +91,22 @@ class Blocks:
         step = self.config.columns
         if lists is None or self.sizes is None:
             full, total = self.length // step, -(-self.length // step)
-            return Visits(np.int32(full), np.int32(total), lambda i: i * np.int32(step))
+            place = lambda i: (i * np.int32(step), None)  # noqa: E731
+            return Visits(np.int32(full), np.int32(total), place)
         num, indices, _, full_indices = lists
         at = _row(num, b, h, lax.div(first, i32(self.sizes[0])))
         per = i32(self.sizes[1] // step)
         full, total = counts or self.counts(lists, b, h, first)
 
-        def column(i: Any) -> Any:
-            is_full = i < full
+        def column(i: Any) -> tuple[Any, Any]:
+            is_full, met = i < full, None
             place = lax.div(jnp.where(is_full, i, i - full), per)
             whole = full_indices[(*at, jnp.where(is_full, place, 0))]
             part = indices[(*at, jnp.where(is_full, 0, place))]
+            if self.tell:
+                part, met = column_and_met(part)
             block = jnp.where(is_full, whole, part)
-            return (block * per + lax.rem(i, per)) * step
+            return (block * per + lax.rem(i, per)) * step, met
 
         return Visits(full, total, column)
 

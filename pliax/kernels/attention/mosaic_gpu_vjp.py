@@ -114,11 +114,13 @@ def _of_each_side(
 ) -> list[Array]:
     """By a kernel for dq and one for dk and dv, each in the blocks it gains by."""
     channels, masks = max(x.shape[3] for x in arrays[1:3]), [block_mask] * 2
-    if block_mask is not None and not call.asked:
+    is_cut = block_mask is not None and block_mask.halves is not None and not call.asked
+    if block_mask is not None and is_cut:
         masks = [for_queries(block_mask, channels), for_keys(block_mask)]
     found = []
     for names, mask in zip(("q", "kv"), masks, strict=True):
-        here = replace(call, blocks=None if mask is None else mask.block_size)
+        blocks = None if mask is None else mask.block_size
+        here = replace(call, blocks=blocks, lists_tell=is_cut)
         found += gradients_of(names, here, arrays, score_mod, mask, known)
     return found
 

@@ -1,7 +1,8 @@
 """A mod as a program for kernels: first-order equations that they can compute.
 
-    flatten : mod  ->  jaxpr of (captured arrays, arguments), without calls
-    compute : equation, operands  ->  its result, from what a kernel has
+    flatten    : mod  ->  jaxpr of (captured arrays, arguments), without calls
+    conditions : that of a mask_mod  ->  what must all be true where it shows a score
+    compute    : equation, operands  ->  its result, from what a kernel has
 
 A kernel inlines no call and has no `floor`, `pow` or `log1p`. What is missing is
 computed from what is there, by the identities below.
@@ -12,6 +13,7 @@ References:
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -59,6 +61,44 @@ def flatten(mod: ClosedFunction) -> Any:
         return evaluate(jaxpr, args[:count], args[count:])
 
     return jax.make_jaxpr(_inlined(jax.make_jaxpr(merged)(*shapes)))(*shapes).jaxpr
+
+
+def conditions(jaxpr: Any) -> list[Any]:
+    """What must all be true where a mask shows a score: variables of its program.
+
+    They are the operands of its last `and`, and of those that are one.
+    """
+    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    found: list[Any] = []
+    todo = list(jaxpr.outvars)
+    while todo:
+        v = todo.pop(0)
+        eqn = None if hasattr(v, "val") else makers.get(v)
+        if eqn is not None and eqn.primitive.name == "and":
+            todo = [*eqn.invars, *todo]
+        elif not any(v is x for x in found):
+            found.append(v)
+    return found
+
+
+def each_condition(jaxpr: Any, captured: Sequence[Any]) -> list[Callable[..., Any]]:
+    """The conditions of a mask that was flattened as functions of the indices.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pliax.core.jaxprs import close
+        >>> index = jax.ShapeDtypeStruct((), jnp.int32)
+        >>> mask = close(lambda b, h, q, k: (q >= k) & (q // 4 == k // 4), *[index] * 4)
+        >>> each = each_condition(flatten(mask), mask.captured)
+        >>> [bool(x(*map(jnp.int32, (0, 0, 5, 3)))) for x in each]
+        [True, False]
+    """
+
+    def value(v: Any, *indices: Any) -> Any:
+        given = *captured, *indices
+        return jnp.asarray(evaluate(jaxpr.replace(outvars=[v]), (), given)[0])
+
+    return [partial(value, v) for v in conditions(jaxpr)]
 
 
 def _inlined(closed: Any) -> Callable[..., Any]:

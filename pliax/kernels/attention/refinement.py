@@ -1,11 +1,14 @@
-"""A sparse mask's blocks in halves, for kernels that waste less of a tile by them.
+"""A sparse mask's blocks cut smaller, and what is known of each before a kernel runs.
 
     block_mask  ->  the same mask, with `halves` beside its lists
 
 Where few queries see a key, as in packed documents, most blocks are partial: of 12
 documents in 4,096 tokens 53 percent of what blocks of 128 x 128 compute is seen, of
-blocks of 64 x 64 70 percent. Each kernel has the half it gains by. It takes a mask
-whose contents are at hand: what is traced may be of any kind.
+blocks of 64 x 64 70 percent. Each kernel has the blocks it gains by. Of a partial one
+its entry says which conditions of the mask (`normalization.conditions`) every score
+meets: on the diagonal all are of one document, elsewhere no key is in the future. The
+kernels do not ask those again. It takes a mask whose contents are at hand: what is
+traced may be of any kind.
 """
 
 import math
@@ -16,9 +19,12 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, use_abstract_mesh
 
-from .block_lists import BlockLists, known, listed
+from pliax.core.jaxprs import Program
+
+from .block_lists import COLUMN_BITS, MET_BITS, BlockLists, known, listed
 from .block_mask import BlockMask
 from .classification import look_at
+from .normalization import flatten
 
 
 # A mask is sparse where so many percent of its blocks are not computed, and a key is
@@ -35,31 +41,45 @@ _WHOLE, _HALF = 128, 64
 
 
 class Halves(NamedTuple):
-    """Lists of the blocks of a mask cut in halves.
+    """Lists of the blocks of a mask, cut smaller.
+
+    What is known of a partial block stands above its column (`column_and_met`).
 
     Attributes:
         forward: Of 64 x 64, by row, for 64 channels; None where it would not gain.
         queries: Of 128 x 64, by row, for the gradient of queries of 64 channels.
         keys: Of 64 x 128, by column, for the gradients of keys and values.
+        whole: Of 128 x 128, by row, for everything else.
     """
 
     forward: BlockLists | None
     queries: BlockLists
     keys: BlockLists
+    whole: BlockLists
 
 
-def refined(mask: BlockMask) -> BlockMask:
+def refined(mask: BlockMask, sequences: int, heads: int) -> BlockMask:
     """The mask with its halves, if it is known to be sparse.
 
     They are made eagerly, also while a function is traced, and kept beside the fields
     of the mask, as `cached_property` does, so that every layer has them of one mask.
+
+    Args:
+        mask: The mask.
+        sequences: Of the call. Lists that they share say nothing of `mask_mod` if it
+            asks which of several it is.
+        heads: Query heads of the call, likewise.
     """
-    if not known(jax.tree.leaves(mask)):
+    if not known(jax.tree.leaves(mask)) or mask.halves is not None:
         return mask
-    if any(n % _WHOLE for n in mask.block_size) or mask.halves is not None:
+    if any(n % _WHOLE for n in mask.block_size):
+        return mask
+    counts = zip(mask.shape, (sequences, heads), strict=False)
+    if any(mask.mask_mod.reads(i) and n != m for i, (n, m) in enumerate(counts)):
         return mask
     found = vars(mask).get("_halves")
     if found is None:
+        flat = Program(flatten(mask.mask_mod))
         # Whoever calls may have a mesh, which is not meant for this, and a guard
         # against transfers that nobody asked for: these are asked for.
         with (
@@ -67,88 +87,111 @@ def refined(mask: BlockMask) -> BlockMask:
             use_abstract_mesh(AbstractMesh((), ())),
             jax.transfer_guard("allow"),
         ):
-            found = _halves(mask)
+            found = _halves(mask, flat)
         vars(mask)["_halves"] = found
     return replace(mask, halves=found) if found else mask
 
 
-def _halves(mask: BlockMask) -> Halves | tuple[()]:
+def _halves(mask: BlockMask, flat: Program) -> Halves | tuple[()]:
     sparsity = mask.sparsity()
     queries = (1 - sparsity / 100) * mask.seq_lengths[0]
     if sparsity < _SPARSE or queries >= _FEW:
         return ()
-    tiles = _tiles(mask)
+    tiles = _tiles(mask, flat)
     return Halves(
         tiles.by_row() if queries < _FEWER else None,
         tiles.joined(rows=2).by_row(),
         tiles.joined(columns=2).transposed().by_row(),
+        tiles.joined(rows=2, columns=2).by_row(),
     )
 
 
 class _Tiles(NamedTuple):
-    """Blocks of a mask of which some score is seen, in no order.
+    """Blocks of a mask, in no order; all others are empty.
 
     Attributes:
         shape: Sequences, heads, rows and columns of blocks.
         place: Of each, the number it has among all, int64 (N,).
+        is_seen: Whether some score is seen.
         is_full: Whether no score is hidden.
+        met: A bit for each condition of the mask: whether all scores meet it.
     """
 
     shape: tuple[int, int, int, int]
     place: Any
+    is_seen: Any
     is_full: Any
+    met: Any
 
     def joined(self, rows: int = 1, columns: int = 1) -> "_Tiles":
         """The blocks that so many of their rows or columns make."""
         *many, row, column = np.unravel_index(self.place, self.shape)
         last = -(-self.shape[2] // rows), -(-self.shape[3] // columns)
         shape = (*self.shape[:2], *last)
-        place = np.ravel_multi_index((*many, row // rows, column // columns), shape)
-        places, which = np.unique(place, return_inverse=True)
-        full = np.bincount(which, self.is_full, minlength=len(places))
-        return _Tiles(shape, places, full == rows * columns)
+        place: Any = np.ravel_multi_index(
+            (*many, row // rows, column // columns), shape
+        )
+        order = np.argsort(place, kind="stable")
+        places, starts = np.unique(place[order], return_index=True)
+        seen, full, met = (x[order] for x in (self.is_seen, self.is_full, self.met))
+        full = np.add.reduceat(full.astype(int), starts) == rows * columns
+        seen = np.logical_or.reduceat(seen, starts)
+        return _Tiles(shape, places, seen, full, np.bitwise_and.reduceat(met, starts))
 
     def transposed(self) -> "_Tiles":
         """Their columns as rows."""
         *many, row, column = np.unravel_index(self.place, self.shape)
         shape = (*self.shape[:2], self.shape[3], self.shape[2])
         place = np.ravel_multi_index((*many, column, row), shape)
-        return _Tiles(shape, place, self.is_full)
+        return self._replace(shape=shape, place=place)
 
     def by_row(self) -> BlockLists:
-        """The columns of each row."""
-        of_kind = (np.sort(self.place[self.is_full == x]) for x in (False, True))
-        (num, indices), (full_num, full_indices) = map(self._listed, of_kind)
-        return BlockLists(num, indices, full_num, full_indices)
+        """The columns of each row, those of partial blocks with what they meet."""
+        num, indices = self._listed(self.is_seen & ~self.is_full, self.met)
+        return BlockLists(num, indices, *self._listed(self.is_full, self.met * 0))
 
-    def _listed(self, place: Any) -> tuple[jax.Array, jax.Array]:
+    def _listed(self, chosen: Any, met: Any) -> tuple[jax.Array, jax.Array]:
         """How many of each row there are, and their columns: a power of two, or less.
 
         There are up to four times as many blocks as in the mask, few of them listed;
         and other documents seldom need another executable.
         """
         columns = self.shape[3]
+        order = np.argsort(self.place[chosen])
+        place, met = self.place[chosen][order], met[chosen][order]
         row, column = np.divmod(place, columns)
         num = np.bincount(row, minlength=math.prod(self.shape[:3]))
         width = min(columns, 1 << max(0, int(num.max()) - 1).bit_length())
         indices = np.zeros((len(num), width), np.int32)
-        indices[row, np.arange(len(row)) - (np.cumsum(num) - num)[row]] = column
+        at = row, np.arange(len(row)) - (np.cumsum(num) - num)[row]
+        indices[at] = column | (met << COLUMN_BITS)
         num, indices = (
             x.reshape(*self.shape[:3], *x.shape[1:]) for x in (num, indices)
         )
         return jax.device_put((num.astype(np.int32), indices))
 
 
-def _tiles(mask: BlockMask) -> _Tiles:
-    """Of 64 x 64: those in full blocks, and of partial ones those with a seen score."""
+def _tiles(mask: BlockMask, flat: Program) -> _Tiles:
+    """Of 64 x 64: those in full and in partial blocks."""
     lists = BlockLists(*jax.device_get(mask.lists(transposed=False)))
     shape = (*lists.num.shape[:2], *(-(-n // _HALF) for n in mask.seq_lengths))
-    partial = _inside(mask, shape, lists.num, lists.indices)
     full = _inside(mask, shape, lists.full_num, lists.full_indices)
-    some, every = _seen(mask, np.unravel_index(partial, shape))
-    place = np.concatenate([full, partial[some]])
-    is_full = np.concatenate([np.ones(len(full), bool), every[some]])
-    return _Tiles(shape, place, is_full)
+    partial = _inside(mask, shape, lists.num, lists.indices)
+    places = np.unravel_index(partial, shape)
+    (some, every), *of_conditions = _looked_at(mask, flat, places)
+    met = np.zeros(len(some), int)
+    for n, (_, all_meet) in enumerate(of_conditions[:MET_BITS]):
+        met |= all_meet.astype(int) << n
+    lengths = (n // _HALF for n in mask.seq_lengths)
+    is_whole = [x < n for x, n in zip(places[2:], lengths, strict=True)]
+    ones = np.ones(len(full), bool)
+    return _Tiles(
+        shape,
+        np.concatenate([full, partial]),
+        np.concatenate([ones, some]),
+        np.concatenate([ones, every & np.all(is_whole, axis=0)]),
+        np.concatenate([ones * (2**MET_BITS - 1), met]),
+    )
 
 
 def _inside(mask: BlockMask, shape: Any, num: Any, indices: Any) -> Any:
@@ -165,35 +208,35 @@ def _inside(mask: BlockMask, shape: Any, num: Any, indices: Any) -> Any:
     return np.ravel_multi_index(places, shape)
 
 
-def _seen(mask: BlockMask, places: Any) -> Any:
-    """Of such tiles, whether some score is seen, and whether every one."""
+def _looked_at(mask: BlockMask, flat: Program, places: Any) -> list[tuple[Any, Any]]:
+    """Some and every of such tiles: of what is seen, of what meets each condition."""
     count = len(places[0])
     if not count:
-        return np.zeros((2, 0), bool)
+        return [(np.zeros(0, bool), np.zeros(0, bool))]
     more = (1 << (count - 1).bit_length()) - count
-    padded = (np.pad(x, (0, more), "edge").astype(np.int32) for x in places)
-    sizes = _HALF, _HALF
+    padded = tuple(np.pad(x, (0, more), "edge").astype(np.int32) for x in places)
     # Captured arrays may lie on a mesh; the tiles do not.
-    mod, given = jax.device_put((jax.device_get(mask.mask_mod), tuple(padded)))
-    found = look_at(mod, given, mask.seq_lengths, sizes)
-    some, every = (x[:count] for x in jax.device_get(found))
-    lengths = (n // _HALF for n in mask.seq_lengths)
-    pairs = zip(places[2:], lengths, strict=True)
-    return some, every & np.all([x < n for x, n in pairs], axis=0)
+    mod, given = jax.device_put((jax.device_get(mask.mask_mod), padded))
+    found = jax.device_get(look_at(mod, flat, given, mask.seq_lengths, (_HALF, _HALF)))
+    return [(some[:count], every[:count]) for some, every in found]
 
 
 def for_forward(mask: BlockMask, channels: int) -> BlockMask:
     """The mask in the blocks that the forward kernel gains by."""
-    if mask.halves is None or channels > _HALF:
+    if mask.halves is None:
         return mask
-    lists = mask.halves.forward
-    return mask if lists is None else _by_row(mask, lists, (_HALF, _HALF))
+    small = None if channels > _HALF else mask.halves.forward
+    if small is None:
+        return _by_row(mask, mask.halves.whole, (_WHOLE, _WHOLE))
+    return _by_row(mask, small, (_HALF, _HALF))
 
 
 def for_queries(mask: BlockMask, channels: int) -> BlockMask:
     """The mask in the blocks that the kernel for dq gains by."""
-    if mask.halves is None or channels > _HALF:
+    if mask.halves is None:
         return mask
+    if channels > _HALF:
+        return _by_row(mask, mask.halves.whole, (_WHOLE, _WHOLE))
     return _by_row(mask, mask.halves.queries, (_WHOLE, _HALF))
 
 

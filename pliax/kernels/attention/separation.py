@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from pliax.core._jax import bind_equation
 from pliax.core.jaxprs import ClosedFunction
 
-from .normalization import flatten, is_elementwise
+from .normalization import conditions, flatten, is_elementwise
 
 
 AXES = ("b", "h", "q", "k")
@@ -82,14 +82,20 @@ class Separated:
         return dict(zip(self.jaxpr.invars[self.captured :], self.roles, strict=True))
 
 
-def separate(mod: ClosedFunction, roles: str) -> Separated:
+def separate(mod: ClosedFunction, roles: str, *, apart: bool = False) -> Separated:
     """Splits a mod.
+
+    Args:
+        mod: The mod.
+        roles: What its arguments are, each one of "sbhqk".
+        apart: Whether the conditions of a mask are a result each.
 
     Raises:
         Inseparable: If a kernel cannot compute what depends on the score, or on both a
             query and a key.
     """
     jaxpr, captured = flatten(mod), len(mod.captured)
+    jaxpr = jaxpr.replace(outvars=conditions(jaxpr)) if apart else jaxpr
     needs: dict[Any, frozenset[str]] = {v: frozenset() for v in jaxpr.invars[:captured]}
     needs |= {
         v: frozenset(r) for v, r in zip(jaxpr.invars[captured:], roles, strict=True)

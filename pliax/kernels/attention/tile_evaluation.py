@@ -50,10 +50,19 @@ class Space:
         return "row" if self.rows in needs else "column"
 
 
-def compute_inside(separated: Separated, space: Space) -> list[Any]:
-    """A mod's results on a tile; what they need is computed and loaded."""
-    inside = _Inside(separated, space, {}, {}, {})
-    return [inside.read(v, "tile") for v in separated.jaxpr.outvars]
+def compute_inside(
+    separated: Separated, space: Space, which: Sequence[int] | None = None
+) -> list[Any]:
+    """A mod's results on a tile; what they need is computed and loaded.
+
+    Args:
+        separated: The mod.
+        space: The tile.
+        which: Of its results; None for all.
+    """
+    inside, results = _Inside(separated, space, {}, {}, {}), separated.jaxpr.outvars
+    wanted = results if which is None else [results[n] for n in which]
+    return [inside.read(v, "tile") for v in wanted]
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ from hypothesis import assume, example, given, settings, strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import pliax as px
-from pliax.kernels.attention.block_lists import spread
-from pliax.kernels.attention.refinement import (
-    for_forward,
-    for_keys,
-    for_queries,
-    refined,
-)
+from pliax.kernels.attention import refinement
+from pliax.kernels.attention.block_lists import column_and_met, listed, spread
+from pliax.kernels.attention.refinement import for_forward, for_keys, for_queries
+
+
+def refined(mask):
+    """As for a call with the mask's sequences and heads."""
+    return refinement.refined(mask, *mask.shape[:2])
 
 
 def documents(T, length=128):
@@ -70,22 +71,33 @@ def test_halves_are_the_blocks_of_a_mask_of_their_size(
     assert (found.halves is not None) == is_sparse
     assume(is_sparse)
     cuts = {(128, 64): found.halves.queries, (64, 128): found.halves.keys}
+    cuts[128, 128] = found.halves.whole
     if found.halves.forward is not None:
         cuts[64, 64] = found.halves.forward
-    dense = visible(*jnp.ix_(*map(jnp.arange, mask.shape)))
+    b, h, q, k = jnp.ix_(*map(jnp.arange, mask.shape))
+    dense = visible(b, h, q, k)
+    asked = [ids[q] == ids[k], q - k >= -(b + h), q - k < past]
+    asked = [np.broadcast_to(x, dense.shape) for x in asked]
     for size, lists in cuts.items():
-        some, every = in_blocks(np.asarray(dense), size)
+        some, every = in_blocks(dense, size)
+        met = [in_blocks(x, size, beyond=True)[1] for x in asked]
         if size == (64, 128):
-            some, every = some.swapaxes(2, 3), every.swapaxes(2, 3)
-        partial, full = spread(lists, some.shape[3])
+            some, every, *met = (x.swapaxes(2, 3) for x in (some, every, *met))
+        columns, told = column_and_met(lists.indices)
+        partial, full = spread(lists._replace(indices=columns), some.shape[3])
         np.testing.assert_array_equal(partial, some & ~every)
         np.testing.assert_array_equal(full, every)
+        for n, of_blocks in enumerate(met):
+            in_lists = np.take_along_axis(of_blocks, columns, axis=3)
+            is_listed = listed(*map(np.asarray, (lists.num, columns)))
+            is_told = (told >> n) & 1 == 1
+            assert np.array_equal(is_told[is_listed], in_lists[is_listed])
 
 
-def in_blocks(dense, size):
-    """Whether some score of a block is seen, and every one."""
+def in_blocks(dense, size, beyond=False):
+    """Whether some score of a block is seen, and every one; `beyond` the end, too."""
     widths = [(0, -n % size) for n, size in zip(dense.shape[2:], size, strict=True)]
-    padded = np.pad(dense, ((0, 0), (0, 0), *widths))
+    padded = np.pad(dense, ((0, 0), (0, 0), *widths), constant_values=beyond)
     (B, H, T, S), (m, n) = padded.shape, size
     blocks = padded.reshape(B, H, T // m, m, S // n, n)
     return blocks.any(axis=(3, 5)), blocks.all(axis=(3, 5))
@@ -119,7 +131,8 @@ def test_halves_are_made_under_any_mesh_of_arrays_on_it(kind):
 
 def test_wide_heads_keep_the_blocks_of_queries():
     mask = refined(documents(384))
-    assert for_forward(mask, 128) is mask and for_queries(mask, 128) is mask
+    for of_queries in (for_forward, for_queries):
+        assert of_queries(mask, 128).block_size == (128, 128)
     assert for_forward(mask, 64).block_size == (64, 64)
     assert for_keys(mask).block_size == (64, 128)
 
