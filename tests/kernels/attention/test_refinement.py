@@ -149,3 +149,49 @@ def test_halves_are_made_under_a_guard_of_transfers():
     mask = documents(384)
     with jax.transfer_guard("disallow"):
         assert refined(mask).halves
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_lists_that_a_mask_which_asks_whose_they_are_shares_are_left(axis):
+    lengths = jnp.asarray([64, 128], jnp.int32)  # of the second more is seen
+
+    def visible(*place):
+        *which, q, k = place
+        length = lengths[which[axis]]
+        return (q // length == k // length) & (q >= k)
+
+    counts = [1, 1]
+    counts[axis] = 2
+    each = px.create_block_mask(visible, *counts, 1024, 1024)
+    lists = each.kv_num_blocks, each.kv_indices
+    full = each.full_kv_num_blocks, each.full_kv_indices
+    first = [jnp.take(x, jnp.arange(1), axis) for x in (*lists, *full)]
+    shared = px.BlockMask.from_kv_blocks(
+        *first, mask_mod=visible, seq_lengths=(1024, 1024)
+    )
+    assert refinement.refined(shared, *counts) is shared
+    assert refinement.refined(shared, 1, 1).halves
+    assert refinement.refined(each, *counts).halves
+
+
+def test_a_kernel_asks_what_lists_do_not_tell():
+    """Nine conditions, of which lists tell of seven, and each hides a key of its own."""
+    hidden = [3, 70, 130, 200, 260, 301, 333, 350, 380]
+
+    def visible(b, h, q, k):
+        found = (q // 128 == k // 128) & (q >= k)
+        for n in hidden:
+            found &= (k != n) | (q == k)
+        return found
+
+    mask = px.create_block_mask(visible, None, None, 384, 384)
+    keys = jax.random.split(jax.random.key(0), 3)
+    arrays = [jax.random.normal(k, (1, 384, 1, 64), jnp.bfloat16) for k in keys]
+    assert refined(mask).halves
+    found, golden = (
+        px.flex_attention(
+            *arrays, block_mask=mask, implementation=name, kernel_options=options
+        )
+        for name, options in (("mosaic_gpu", {"interpret": 1}), ("reference", None))
+    )
+    assert jnp.abs(found - golden).max() < 0.05
