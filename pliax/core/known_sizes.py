@@ -9,6 +9,7 @@ learned before.
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -87,7 +88,8 @@ class KnownSizes:
         self._divisors: dict[str, int] = {}  # of which named sizes are multiples
         for name, divisor in re.findall(_IS_MULTIPLE, "\n".join(constraints), re.M):
             self._learn_divisor(name, int(divisor))
-        self._scope = jax.export.SymbolicScope((*_ranges(self.symbols), *constraints))
+        stated = (text for c in constraints for text in _as_jax_states(c))
+        self._scope = jax.export.SymbolicScope((*_ranges(self.symbols), *stated))
         self._sizes: dict[Any, Any] = {}
         self._known: dict[tuple[str, Any], bool] = {}
 
@@ -343,3 +345,19 @@ def _ranges(symbols: Mapping[str, Symbol]) -> list[str]:
     lows = [f"{s.name} >= {s.low}" for s in symbols.values() if s.low > 1]
     highs = [f"{s.name} <= {s.high}" for s in symbols.values() if s.high is not None]
     return lows + highs
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _as_jax_states(condition: str) -> tuple[str, ...]:
+    """A condition as `jax.export` takes it: it solves equations for one term alone.
+
+    "5 == t" is turned around, and "t + u == 8" becomes two inequalities.
+    """
+    left, is_equation, right = condition.partition(" == ")
+    for text in (condition, f"{right} == {left}") if is_equation else ():
+        try:
+            jax.export.SymbolicScope((text,))
+        except ValueError:
+            continue
+        return (text,)
+    return (f"{left} <= {right}", f"{left} >= {right}") if is_equation else (condition,)

@@ -35,9 +35,10 @@ from ._kinds import abstract, marks, raise_as_jax, unmarked
 from ._ledger import Ledger, Tally
 from ._logs import tell_bucket, tell_refusal, tell_sizes, tell_trace
 from ._needed_integers import needed_integers
-from ._options import Options, bounds_of
+from ._options import Options
 from ._reasons import explain_miss
 from ._shape_specs import names_in
+from ._size_conditions import bounds_of
 from ._sizes import Sizes
 from ._trace_errors import NotSymbolicError
 from .padding import PaddingRefused

@@ -1,14 +1,13 @@
 """What the user asked of ``px.compile``, read and checked."""
 
 import dataclasses
-import re
 from collections.abc import Iterable
 from typing import Any
 
-from pliax.core.constraints import FUNCTIONS, constraint
-from pliax.core.size_expressions import evaluate_text
+from pliax.core.constraints import constraint, in_python
 
 from ._shape_specs import names_in
+from ._size_conditions import contradiction
 from ._sizes import Sizes
 
 
@@ -46,7 +45,7 @@ def read_where(where: Any, sizes: Sizes, owner: str) -> tuple[str, ...]:
             f"{owner}: where is {where!r} of type {type(where).__name__}.\n"
             'Pass conditions as strings, ("t <= 4096", "b % 8 == 0").'
         )
-    found = []
+    found: dict[str, str] = {}
     for text in (where,) if isinstance(where, str) else where:
         if not isinstance(text, str):
             raise TypeError(
@@ -54,7 +53,7 @@ def read_where(where: Any, sizes: Sizes, owner: str) -> tuple[str, ...]:
                 'Write each condition as a string, "t <= 4096".'
             )
         try:
-            found.append(constraint(text))
+            found[constraint(text)] = text
         except ValueError as error:
             raise ValueError(f"{owner}: where: {error}") from None
         unknown = sorted(names_in(text) - sizes.names)
@@ -63,7 +62,24 @@ def read_where(where: Any, sizes: Sizes, owner: str) -> tuple[str, ...]:
                 f"{owner}: where says {text!r}, but dims names no {unknown[0]!r}.\n"
                 f"Its names are {', '.join(sorted(sizes.names)) or 'none'}."
             )
+    _refuse_contradictions(found, sizes, owner)
     return tuple(found)
+
+
+def _refuse_contradictions(found: dict[str, str], sizes: Sizes, owner: str) -> None:
+    """Refuses conditions that no sizes satisfy, naming them as they were written."""
+    by_dims: dict[str, str] = {}
+    for name, dim in sizes.dims.items():
+        said = [f"{name} >= {dim.min}", *dim.constraints]
+        said += [] if dim.largest is None else [f"{name} <= {dim.largest}"]
+        by_dims |= {text: f"{in_python(text)} (of Dim({name!r}))" for text in said}
+    written = by_dims | found
+    clash = contradiction(tuple(written))
+    if clash:
+        raise ValueError(
+            f"{owner}: no sizes satisfy {' and '.join(written[c] for c in clash)}.\n"
+            "Drop a condition, or widen a Dim."
+        )
 
 
 def check_options(options: Options, owner: str) -> None:
@@ -86,28 +102,3 @@ def check_options(options: Options, owner: str) -> None:
         raise ValueError(
             f"{owner}: recompile_limit is {limit!r}.\nPass an integer of at least 1."
         )
-
-
-_FAR = 2**31 - 1  # where no product of sizes is on the line of its first values
-
-
-def bounds_of(name: str, constraints: Iterable[str]) -> tuple[int, int | None]:
-    """What "t >= 16" and "2*t <= 4096" say of one size."""
-    low, high = 1, None
-    for text in constraints:
-        left, relation, right = re.split(r"([<>=]=)", text)
-        if names_in(text) != {name} or any(f in text for f in (*FUNCTIONS, "^")):
-            continue
-        difference = f"{left} - ({right})"
-        at = [evaluate_text(difference, {name: n}) for n in (0, 1, 2, _FAR)]
-        slope = at[1] - at[0]
-        if at[2:] != [at[0] + slope * n for n in (2, _FAR)]:
-            continue  # no line
-        if relation == ">=":
-            at, slope = [-n for n in at], -slope
-        if slope > 0 or (slope and relation == "=="):  # slope * n + at[0] <= 0
-            most = -at[0] // slope
-            high = most if high is None else min(high, most)
-        if slope < 0:
-            low = max(low, -(at[0] // slope))
-    return low, high

@@ -15,6 +15,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from pliax.core.constraints import in_python
 from pliax.core.guards import Assumptions
 from pliax.core.size_expressions import code
 
@@ -44,7 +45,8 @@ class Facts:
     def of(cls, assumptions: Assumptions, conditions: Iterable[str] = ()) -> "Facts":
         """What was declared of the sizes of a trace, and more conditions."""
         ranges = assumptions.known.declared_ranges.items()
-        declared = (*assumptions.known.constraints, *map(str, assumptions.known.facts))
+        declared = map(in_python, assumptions.known.constraints)
+        declared = (*declared, *map(str, assumptions.known.facts))
         return cls(
             tuple((name, low, high) for name, (low, high) in ranges),
             (*declared, *conditions),

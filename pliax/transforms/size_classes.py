@@ -17,9 +17,10 @@ from pliax.core.known_sizes import Symbol
 from pliax.core.provenance import NOWHERE, Place
 
 from ._arguments import Leaf, check_call, describe_callable, read_parameters
-from ._options import bounds_of, read_where
+from ._options import read_where
 from ._proofs import Facts, Prover, Undecided, every, holds
 from ._size_cells import Cell, Program, cell_at
+from ._size_conditions import bounds_of
 from ._size_trees import merge, shorten
 from ._sizes import Sizes, origins_of, read_sizes
 from ._tables import lines_of, table

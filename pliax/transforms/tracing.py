@@ -175,8 +175,8 @@ def _traced(
     constraints: Sequence[str],
     owner: str,
 ) -> SymbolicTrace:
+    assumptions = Assumptions(symbols, constraints, owner=owner)
     try:
-        assumptions = Assumptions(symbols, constraints, owner=owner)
         return trace_under(assumptions, f, make_args)
     except (ConstraintViolationError, UnknownSizeError, FailedCheckError):
         raise
