@@ -36,6 +36,7 @@ from .callers import compares_for_the_user, hashes_harmlessly, is_inside
 from .collapse import Collapses, holds
 from .conditions import Condition, conjuncts, names_of, opposite, proven, remaining
 from .config import guards_log
+from .constraints import FUNCTIONS
 from .decisions import Decision, comparison_key, key_of
 from .dims import Size
 from .float_formulas import COMPARISONS
@@ -63,6 +64,11 @@ class Guard:
     def holds(self, sizes: Mapping[str, int]) -> bool:
         """Whether the condition is true of these sizes."""
         return holds(self.condition, sizes)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The named sizes it is about."""
+        return frozenset(code(self.condition).co_names).difference(FUNCTIONS)
 
     def __str__(self) -> str:
         reason = f" ({self.reason})" if self.reason else ""

@@ -185,7 +185,7 @@ class PaddedFunction:
 
     def _require(self, guard: Guard, sizes: Mapping[str, Any]) -> None:
         known = {n: int(s) for n, s in sizes.items() if _is_known(s)}
-        if unknown := sorted(names_in(guard.condition) - known.keys()):
+        if unknown := sorted(guard.names - known.keys()):
             raise PaddingRefused(
                 "guard",
                 f"the program holds where {guard.condition}, which nobody can check "

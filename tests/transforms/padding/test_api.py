@@ -142,3 +142,29 @@ def test_what_is_checked_of_a_size_that_is_traced_has_to_be_said(bound):
         call(plain, 3)
     with pytest.raises(ValueError, match=r"too long.*\n.*\nAsked was t <= 4, found t"):
         plain(ONES, sizes={"t": 5})
+
+
+@pytest.mark.parametrize("join", [px.sym_or, px.sym_and])
+def test_a_check_of_several_conditions_is_made_of_known_sizes(join):
+    def checked(x):
+        n = x.shape[0]
+        px.check(join(n > 4, n % 2 == 0), "neither long nor even")
+        return x.sum()
+
+    def branching(x):
+        n = x.shape[0]
+        return x.sum() if join(n > 4, n % 2 == 0) else x.max()
+
+    for n in range(1, 8):
+        parts = n > 4, n % 2 == 0
+        holds = any(parts) if join is px.sym_or else all(parts)
+        assert px.pad(branching, dims={"x": "t"})(ONES, sizes={"t": n}) == (
+            n if holds else 1
+        )
+        if holds:
+            assert px.pad(checked, dims={"x": "t"})(ONES, sizes={"t": n}) == n
+            continue
+        with pytest.raises(
+            ValueError, match=rf"neither long nor even.*\n.*\n.*t = {n}"
+        ):
+            px.pad(checked, dims={"x": "t"})(ONES, sizes={"t": n})
