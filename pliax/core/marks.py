@@ -1,6 +1,7 @@
 """How users say which sizes may change: named dimensions, and marks on arguments."""
 
 import dataclasses
+import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -105,6 +106,8 @@ class Dim:
 
     def _check_buckets(self) -> None:
         given = self.buckets
+        if callable(given):
+            _check_takes_a_size(f"Dim({self.name!r})", "buckets", given)
         if given is None or callable(given):
             return
         if isinstance(given, str) and given == "geometric":
@@ -206,32 +209,68 @@ def _is_count(x: Any) -> bool:
     return isinstance(x, int | float | np.number) and bool(x >= 0)
 
 
-def answer(question: Callable[[int], Any], size: int, asked: str) -> Any:
+def answer(
+    question: Callable[[int], Any],
+    size: int,
+    asked: str,
+    read: Callable[[Any], Any] = lambda found: found,
+) -> Any:
     """What a user's function says of a size; its errors get a note who asked.
 
     Args:
         question: the function.
         size: the argument.
         asked: what it was passed as, "the buckets of t".
+        read: what is made of its answer, which may fail as well.
     """
     try:
-        return question(size)
+        return read(question(size))
     except Exception as error:
-        error.add_note(f"raised by {asked}, asked about the size {size}.")
+        named = f"{asked}{_written_at(question)}"
+        error.add_note(f"raised by {named}, asked about the size {size}.")
         raise
+
+
+def is_special(condition: Callable[[int], Any], size: int, asked: str) -> bool:
+    """Whether a condition of the user's holds of a size."""
+    return answer(condition, size, asked, bool)
+
+
+def _written_at(function: Any) -> str:
+    """The line of a function that a user passed, as errors add it."""
+    code = getattr(function, "__code__", None)
+    return f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+
+
+def _check_takes_a_size(owner: str, option: str, function: Callable) -> None:
+    """Refuses a function that cannot be called with one argument."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # builtins and some extension types have none
+        return
+    try:
+        signature.bind(1)
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise TypeError(
+            f"{owner}: {option} is {name}{signature}{_written_at(function)}, which is "
+            f"called with one size: {error}.\nPass a function of one argument."
+        ) from None
 
 
 def check_conditions(owner: str, given: Any) -> tuple[Callable[[int], Any], ...]:
     """The conditions that a user passed as `specialize_on`.
 
     Raises:
-        TypeError: if they are no list or tuple of functions.
+        TypeError: if they are no list or tuple of functions of one argument.
     """
     if not isinstance(given, list | tuple) or not all(map(callable, given)):
         raise TypeError(
             f"{owner}: specialize_on is {given!r}.\nPass a list of functions of the "
             "size, [lambda n: n <= 64] for example."
         )
+    for i, condition in enumerate(given):
+        _check_takes_a_size(owner, f"specialize_on[{i}]", condition)
     return tuple(given)
 
 

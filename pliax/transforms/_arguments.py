@@ -93,6 +93,7 @@ class Parameters:
         is_known: False for a callable whose signature cannot be inspected.
         static: names of the static arguments.
         static_positions: where those stand among the positional ones.
+        unnamed: names of the parameters that can be passed by position only.
     """
 
     owner: str
@@ -103,6 +104,18 @@ class Parameters:
     is_known: bool = True
     static: frozenset[str] = frozenset()
     static_positions: frozenset[int] = frozenset()
+    unnamed: frozenset[str] = frozenset()
+
+    def check_keywords(self, kwargs: dict) -> None:
+        """Refuses a keyword for **kwargs that is a parameter's name, as JAX cannot."""
+        twice = sorted(self.unnamed & kwargs.keys()) if self.extra else ()
+        if twice:
+            raise ValueError(
+                f"{self.owner}: {twice[0]!r} is passed by name, into **{self.extra}, "
+                "but a parameter that is passed by position is called so as well, and "
+                f"JAX takes one for the other.\nPass {self.extra} as one dictionary, "
+                "or rename either."
+            )
 
     def mark_static(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Wraps static arguments, so that they become part of the structure."""
@@ -185,6 +198,7 @@ def read_parameters(
     """
     found = _read_signature(f, owner)
     static = _as_names(static_argnames, "static_argnames", owner)
+    _check_unnamed(found, static)
     donated = _as_positions(donate_argnums, "donate_argnums", owner)
     static |= _names_at(found, static_argnums, owner)
     donated += _places_of(found, donate_argnames, owner)
@@ -248,6 +262,7 @@ def _read_signature(f: Callable[..., Any], owner: str) -> Parameters | None:
         owner=owner,
         positional=tuple(p.name for p in parameters if p.kind in by_place),
         named=frozenset(p.name for p in parameters if p.kind in by_name),
+        unnamed=frozenset(p.name for p in parameters if p.kind is kind.POSITIONAL_ONLY),
         rest=kinds.get(kind.VAR_POSITIONAL),
         extra=kinds.get(kind.VAR_KEYWORD),
     )
@@ -289,6 +304,19 @@ def _check_static(found: Parameters, static: frozenset[str]) -> None:
             f"{found.owner}: static_argnames names {unknown[0]!r}, which is not a "
             f"parameter that can be passed by name.\nIts parameters are "
             f"{_list(found.named)}."
+        )
+
+
+def _check_unnamed(found: Parameters | None, static: frozenset[str]) -> None:
+    """A name for static arguments has to be of one argument."""
+    if found is None or found.extra is None:
+        return
+    for name in sorted(static & found.unnamed):
+        place = found.positional.index(name)
+        raise ValueError(
+            f"{found.owner}: static_argnames names {name!r}, a parameter that is passed"
+            f" by position only, but **{found.extra} may hold that name as well.\n"
+            f"Pass static_argnums={place}, or rename either."
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pliax.core.known_sizes import Symbol
-from pliax.core.marks import Dim, answer
+from pliax.core.marks import Dim, is_special
 
 from .specialization import (
     Buckets,
@@ -127,4 +127,4 @@ class Placement:
 def _holds(dim: Any, number: int, size: int) -> bool:
     """Whether one of the conditions of a Dim says that a size is special."""
     asked = f"specialize_on[{number}] of {dim.name}"
-    return bool(answer(dim.specialize_on[number], size, asked))
+    return is_special(dim.specialize_on[number], size, asked)

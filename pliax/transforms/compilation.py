@@ -195,6 +195,7 @@ class CompiledFunction(Dispatched):
     def _call(self, args: tuple, kwargs: dict) -> Any:
         if is_tracing():
             return self._call_plainly(args, kwargs)
+        self._parameters.check_keywords(kwargs)
         leaves, structure = jax.tree_util.tree_flatten((args, kwargs))
         try:
             kinds = tuple(map(kind, leaves))

@@ -82,6 +82,28 @@ def test_an_error_of_the_users_function_says_who_asked(words, asked):
         f(np.ones(3, np.float32))
     (note,) = caught.value.__notes__
     assert asked in note and note.endswith("asked about the size 3.")
+    assert __file__ in note
+
+
+def test_an_answer_that_is_no_truth_says_who_asked():
+    vague = px.Dim("t", specialize_on=[lambda n: np.array([n, 1]) > 1])
+    with pytest.raises(ValueError, match="truth value") as caught:
+        px.compile(lambda x: x.sum(), dims={"x": vague})(np.ones(3, np.float32))
+    assert "specialize_on[0] of t" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("function", [lambda: True, lambda n, m: n, lambda *, n: n])
+def test_a_function_of_sizes_takes_one_argument(function):
+    with pytest.raises(
+        TypeError, match=r"Dim\('t'\): specialize_on\[1\] is <lambda>.*"
+    ):
+        px.Dim("t", specialize_on=[lambda n, m=1: n > m, function])
+    with pytest.raises(TypeError, match=f"buckets is <lambda>.*{__file__}:.*one size"):
+        px.Dim("t", buckets=function)
+    with pytest.raises(TypeError, match="Pass a function of one argument"):
+        px.compile(
+            lambda x: px.ragged.boolean_mask(x, x > 0, specialize_on=[function])
+        )(np.ones(3, np.float32))
 
 
 # Conditions of specialize_on ----------------------------------------------------------

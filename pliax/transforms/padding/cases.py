@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from pliax.core.dims import Size
-from pliax.core.marks import answer
+from pliax.core.marks import is_special
 from pliax.core.unbacked import counted
 
 from .layouts import Bucket, Padded
@@ -81,7 +81,7 @@ def _chosen(conditions: tuple[Callable[[int], Any], ...], low: int, high: int) -
 
 def _first(conditions: Sequence[Callable[[int], Any]], value: int) -> int:
     for i, condition in enumerate(conditions):
-        if answer(condition, value, f"specialize_on[{i}] of a size born from data"):
+        if is_special(condition, value, f"specialize_on[{i}] of a size born from data"):
             return i
     return len(conditions)
 
