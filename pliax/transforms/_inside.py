@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer, eval_jaxpr
 
+from pliax.core._jax import call_context
 from pliax.core.linear_maps import linear_map
 from pliax.core.provenance import calling_place
 from pliax.core.ragged import logical
@@ -117,6 +118,22 @@ class _Program:
         traced = [x for x in consts if isinstance(x, Tracer)]
         return _Program(again, self.lock), traced
 
+    def derived_once(
+        self, known: dict[Any, Any], f: Callable[..., Any], arrays: Sequence[Any]
+    ) -> tuple["_Program", list[Any]]:
+        """As `derived`; a pullback is called often, and means the same each time.
+
+        Each trace would leave sizes in the record of all. One that captures tracers
+        belongs to the trace they are of.
+        """
+        key = (call_context(), tuple(map(jax.typeof, arrays)))
+        found = known.get(key)
+        if found is None:
+            found = self.derived(f, arrays)
+            if not found[1]:
+                known[key] = found
+        return found
+
     def of_floats(
         self, arrays: Sequence[Any]
     ) -> tuple[Callable[..., list[Any]], list[Any]]:
@@ -148,9 +165,11 @@ def _differentiable(program: _Program) -> Callable[..., list[Any]]:
         def tangents(known: Any, dots: Any) -> list[Any]:
             return _differentiable(pushed)(*known[count:], *known[:count], *dots)
 
+        pulls: dict[Any, Any] = {}
+
         def gradients(known: Any, cotangents: Any) -> list[Any]:
             values = [*known[:count], *cotangents]
-            pulled, captured = program.derived(pull, values)
+            pulled, captured = program.derived_once(pulls, pull, values)
             return _differentiable(pulled)(*captured, *values)
 
         known = [*arrays, *captured]

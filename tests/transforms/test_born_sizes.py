@@ -12,6 +12,7 @@ from jax import lax
 import pliax as px
 from pliax.core.other_traces import UnknownSizeError
 from pliax.ragged import Ragged, boolean_mask, nonzero, repeat, unique
+from pliax.transforms import _inside
 
 
 X = np.array([3.0, -1.0, 2.0, -5.0, 1.5, 0.5], np.float32)
@@ -456,6 +457,32 @@ def test_two_calls_of_one_inner_trace_may_not_share_a_size():
         px.compile(lambda x: selected(x).sum() + selected(-x).sum())(X)
 
 
+@pytest.mark.parametrize("take", [lambda f: f, jax.grad])
+@pytest.mark.parametrize(
+    ("refused", "own"),
+    [
+        (jax.jit(positive), lambda x: OWN(x)),
+        (jax.checkpoint(positive), lambda x: jax.checkpoint(lambda x: positive(x))(x)),
+        (
+            jax.checkpoint(px.compile(positive)),
+            lambda x: jax.checkpoint(px.compile(lambda x: positive(x)))(x),
+        ),
+    ],
+    ids=["jit", "checkpoint", "both"],
+)
+def test_what_the_refusal_of_a_second_call_says_works(refused, own, take):
+    def twice(f):
+        return take(lambda x: (f(x) ** 2).sum() + (f(2 * x) ** 3).sum())
+
+    wanted = twice(lambda x: jnp.where(x > 0, x, 0))(X)
+    np.testing.assert_allclose(px.compile(twice(own))(X), wanted, rtol=1e-6)
+    with pytest.raises(px.PaddingRefused, match="traced it once; give each call"):
+        px.compile(lambda x: refused(x).sum() + refused(-x).sum())(X)
+
+
+OWN = px.compile(positive)
+
+
 @pytest.mark.parametrize("dims", [None, {"x": "t"}], ids=["plain", "declared"])
 def test_a_compiled_function_may_be_called_again_in_another_with_a_size_of_its_own(
     dims,
@@ -611,6 +638,30 @@ def test_threads_may_call_one_pullback_at_once():
         found = list(pool.map(lambda _: pull(jnp.ones_like(out))[0], range(12)))
     for gradient in found:
         np.testing.assert_array_equal(gradient, np.where(X > 0, 28, 0))
+
+
+@jax.custom_vjp
+def weighed(y):
+    return 2 * y
+
+
+weighed.defvjp(lambda y: (2 * y, y), lambda y, d: (d * positive(y).sum(),))
+
+
+def test_a_pullback_is_traced_once_however_often_it_is_called(monkeypatch):
+    traced, program_under = [], _inside.program_under
+
+    def counting(assumptions, *given):
+        traced.append(assumptions)
+        return program_under(assumptions, *given)
+
+    monkeypatch.setattr(_inside, "program_under", counting)
+    out, pull = jax.vjp(px.compile(lambda x: weighed(positive(x)).sum()), X)
+    before = len(traced)
+    for scale in (1, 2, 3):
+        (gradient,) = pull(scale * jnp.ones_like(out))
+        np.testing.assert_array_equal(gradient, np.where(X > 0, 7 * scale, 0))
+        assert len(traced) == before + 1 and len(traced[-1].known.unbacked) == 2
 
 
 def test_a_function_that_bears_sizes_at_times_has_one_trace_under_jit_at_others():

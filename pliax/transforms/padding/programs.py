@@ -74,8 +74,10 @@ def _refuse_second_birth(bucket: Bucket, eqn: Any) -> None:
         raise refuse(
             eqn,
             f"it is called again with arguments of the same types, and its result has "
-            f"a size born from data in it ({min(again)}); call px.ragged outside of "
-            "this inner function",
+            f"a size born from data in it ({min(again)}), but JAX traced it once; "
+            "give each call a trace of its own (px.compile in place of jax.jit, "
+            "jax.checkpoint of a new function, lambda x: f(x)), reduce in it what has "
+            "this size, or call px.ragged outside of this inner function",
         )
 
 
