@@ -12,7 +12,7 @@ from pliax.core.dims import Size
 from pliax.core.provenance import user_place
 from pliax.core.ragged import cut
 
-from ._axes import axis_of
+from ._axes import axis_of, check_whole
 
 
 _MOST = 2**30  # what a sum of int32 may reach before it wraps
@@ -58,6 +58,8 @@ def repeat(
     x, repeats = jnp.asarray(x), jnp.asarray(repeats)
     axis = axis_of(who, x, axis)
     _check_bound(bound)
+    check_whole(who, "the array", x, [axis])
+    check_whole(who, "the repeats", repeats, range(repeats.ndim))
     repeats = _checked(x, repeats, axis)
     of = ("repeated", counted, x.shape[axis])
     ends = jnp.cumsum(repeats)

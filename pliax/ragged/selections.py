@@ -12,7 +12,7 @@ from jax import lax
 
 from pliax.core.ragged import cut
 
-from ._axes import axis_of
+from ._axes import axis_of, check_whole
 
 
 def boolean_mask(x: Any, mask: Any, axis: Any = 0, *, specialize_on: Any = ()) -> Any:
@@ -52,6 +52,9 @@ def boolean_mask(x: Any, mask: Any, axis: Any = 0, *, specialize_on: Any = ()) -
     of = (_SELECTED, mask)
     x, mask = jnp.asarray(x), jnp.asarray(mask)
     axis = _check_mask(x, mask, axis)
+    covered = range(axis, axis + mask.ndim)
+    check_whole("px.ragged.boolean_mask", "the mask", mask, range(mask.ndim))
+    check_whole("px.ragged.boolean_mask", "the array", x, covered)
     before, after = x.shape[:axis], x.shape[axis + mask.ndim :]
     flat = x.reshape((*before, _number(mask), *after))
     order, size = _selected(mask.reshape(-1))
@@ -91,6 +94,7 @@ def nonzero(x: Any, *, specialize_on: Any = ()) -> tuple[Any, ...]:
             "px.ragged.nonzero: found a scalar, which has no axis to index.\n"
             "Pass an array with at least one axis, x[None] for example."
         )
+    check_whole("px.ragged.nonzero", "the array", x, range(x.ndim))
     rest, size = _selected((x != jnp.zeros((), x.dtype)).reshape(-1))
     rest = rest.astype(jax.dtypes.canonicalize_dtype(int))
     found = []
@@ -136,6 +140,7 @@ def unique(
         (array([2, 5], dtype=int32), array([1, 3], dtype=int32))
     """
     x = jnp.asarray(x)
+    check_whole("px.ragged.unique", "the array", x, range(x.ndim))
     flat = x.reshape(-1)
     places = jnp.argsort(flat, stable=True)
     ordered = _taken(flat, places, 0)

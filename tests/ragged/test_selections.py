@@ -238,3 +238,61 @@ def test_what_does_not_fit_is_an_error():
             boolean_mask(x, mask, axis)
     with pytest.raises(ValueError, match="found a scalar"):
         nonzero(jnp.float32(1))
+
+
+# Meshes -------------------------------------------------------------------------------
+
+
+COUNTED = {
+    "boolean_mask": lambda x: boolean_mask(x, x > 0),
+    "boolean_mask of the array": lambda x: boolean_mask(x, jnp.ones(x.shape, bool)),
+    "nonzero": lambda x: nonzero(x > 0)[0],
+    "unique": unique,
+    "repeat": lambda x: px.ragged.repeat(x, 2, bound=16),
+    "repeat by repeats": lambda x: px.ragged.repeat(
+        jnp.arange(8), (x > 0).astype(int), bound=16
+    ),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", COUNTED)
+def test_an_explicit_mesh_may_not_divide_what_is_counted(name, compiled):
+    f, x = COUNTED[name], jnp.arange(8.0) - 3
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    g = px.compile(f) if compiled else f
+
+    def whole(x):
+        return f(jax.sharding.reshard(x, jax.P(None)))
+
+    with jax.set_mesh(mesh):
+        divided = jax.device_put(x, jax.P("d"))
+        said = rf"px.ragged.{name.split()[0]}: axis 0.*mesh axis 'd'.*\n.*P\(None\)"
+        with pytest.raises(ValueError, match=said):
+            g(divided)
+        found = (px.compile(whole) if compiled else whole)(divided)
+    np.testing.assert_array_equal(found.to_numpy(), f(x).to_numpy())
+
+
+def test_axes_beside_those_that_are_counted_may_be_divided():
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    x, mask = jnp.arange(48.0).reshape(6, 8), jnp.arange(6) % 2 == 0
+
+    def loss(x):
+        return (boolean_mask(x, mask) ** 2).sum()
+
+    with jax.set_mesh(mesh):
+        divided = jax.device_put(x, jax.P(None, "d"))
+        assert px.compile(loss)(divided) == (x[::2] ** 2).sum()
+        gradient = px.compile(jax.grad(loss))(divided)
+    np.testing.assert_array_equal(gradient, np.where(mask[:, None], 2 * x, 0))
+
+
+def test_auto_axes_are_gathered_by_the_compiler():
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = jnp.arange(8.0) - 3
+    divided = jax.device_put(x, jax.NamedSharding(mesh, jax.P("d")))
+    with jax.set_mesh(mesh):
+        for f in COUNTED.values():
+            found = px.compile(f)(divided).to_numpy()
+            np.testing.assert_array_equal(found, f(x).to_numpy())
