@@ -1,6 +1,7 @@
 """Who asks a size something: JAX or the user, and whether a hash only keys a cache."""
 
 import functools
+import re
 import sys
 from types import FrameType, MethodType
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import jax
 
 from .call_sites import Made, callees
-from .provenance import is_of_jax
+from .provenance import is_of_jax, is_the_users
 
 
 _CACHES = (type(jax.jit(abs)), functools._lru_cache_wrapper)
@@ -127,3 +128,22 @@ def is_inside(frame: FrameType | None) -> bool:
     """
     name = frame.f_globals.get("__name__", "") if frame else ""
     return name.startswith(_WITHIN) or name == "jax"
+
+
+# Of JAX's modules those that call what users name, and are not named themselves.
+_PLUMBING = re.compile(
+    r"jax\._src\.(api|api_util|core|linear_util|pjit|profiler|traceback_util|util"
+    r"|interpreters\..*|numpy\.(array_methods|indexing|util)|tree_util)"
+)
+
+
+def function_of_jax(frame: FrameType | None) -> str:
+    """The function of JAX's that the user has called, around a frame; "" if none."""
+    found = ""
+    while frame is not None and not is_the_users(frame.f_code):
+        name, module = frame.f_code.co_name, frame.f_globals.get("__name__") or ""
+        is_named = name[0] not in "_<" and is_of_jax(frame.f_code)
+        if is_named and not _PLUMBING.fullmatch(module):
+            found = name
+        frame = frame.f_back
+    return found

@@ -32,7 +32,12 @@ from ._jax import (
     may_call_equal_sizes_different,
     may_call_nothing_something,
 )
-from .callers import compares_for_the_user, hashes_harmlessly, is_inside
+from .callers import (
+    compares_for_the_user,
+    function_of_jax,
+    hashes_harmlessly,
+    is_inside,
+)
 from .collapse import Collapses, holds
 from .conditions import Condition, conjuncts, names_of, opposite, proven, remaining
 from .config import guards_log
@@ -73,6 +78,16 @@ class Guard:
     def __str__(self) -> str:
         reason = f" ({self.reason})" if self.reason else ""
         return f"{self.condition}  # {self.place}{reason}"
+
+
+_DECIDE = (
+    "Decide for all sizes with px.guard_or_false(…) or px.guard_or_true(…), or state "
+    "what holds with px.check(…)."
+)
+_STATE_BEFORE = (
+    "State before this line what holds, px.check(y.shape[0] > 1, …) for example: what "
+    "follows from it JAX is told."
+)
 
 
 class Assumptions:
@@ -255,12 +270,13 @@ class Assumptions:
     def _require_hints(self, condition: Condition, frame: FrameType) -> None:
         self.values.refuse_afterwards(condition, frame)
         if names_of(condition) - self.known.hints.keys():
+            asking = function_of_jax(frame)
+            who = f"JAX's {asking}" if asking else "the program"
             raise UnknownIntegerError(
-                f"{self.owner}: the program branches on {condition}, but "
+                f"{self.owner}: {who} branches on {condition}, but "
                 f"{self.unknown(names_of(condition))}.\n"
                 f"  at {user_place(frame)}\n"
-                "Decide for all sizes with px.guard_or_false(…) or "
-                "px.guard_or_true(…), or state what holds with px.check(…)."
+                f"{_STATE_BEFORE if asking else _DECIDE}"
             )
 
     def unknown(self, names: frozenset[str]) -> str:

@@ -25,6 +25,7 @@ from .size_expressions import (
     divided,
     evaluate,
     is_remainder,
+    modulo,
     substitute,
     variables,
 )
@@ -238,6 +239,14 @@ class KnownSizes:
         """What ranges and divisors say: of t % 8 == 0 that t % 4 == 0 as well."""
         if bounds(size, self.ranges) == (0, 0):
             return True
+        if is_remainder(size):
+            dividend, divisor = divided(size)
+            by = divisor if isinstance(divisor, int) else 0
+            rest = modulo(dividend, by) % by if by else size
+            if isinstance(rest, int):  # of n + (-n % 4), divided by 4
+                if rest == 0:
+                    self._learn_quotient(size, 0)
+                return rest == 0
         if not self._divisors or not any(x in str(size) for x in ("//", "%")):
             return None
         scaled = {n: k * self.parse(n)[0] for n, k in self._divisors.items()}

@@ -93,6 +93,38 @@ def divided(division: Size) -> tuple[Any, Any]:
     return a, b
 
 
+def modulo(dividend: Any, divisor: int) -> Any:
+    """What leaves the same rest, divided by a number: t for t % 8, divided by 4."""
+    if not isinstance(dividend, Size):
+        return dividend
+    tree = _WithoutRests(divisor).visit(ast.parse(str(dividend), mode="eval").body)
+    own = {n: dividend.assumptions.known.parse(n)[0] for n in variables(dividend)}
+    names = {"__builtins__": {}, "max": larger, "min": smaller}
+    return eval(code(ast.unparse(tree)), names, own)
+
+
+class _WithoutRests(ast.NodeTransformer):
+    """A sum of products whose rests by multiples of a divisor are their dividends."""
+
+    def __init__(self, divisor: int):
+        self._divisor = divisor
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        if isinstance(node.op, ast.Add | ast.Sub | ast.Mult):
+            return ast.BinOp(self.visit(node.left), node.op, self.visit(node.right))
+        by = node.right
+        if isinstance(node.op, ast.Mod) and isinstance(by, ast.Constant):
+            is_multiple = isinstance(by.value, int) and by.value % self._divisor == 0
+            return self.visit(node.left) if is_multiple else node
+        return node
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        return ast.UnaryOp(node.op, self.visit(node.operand))
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        return node
+
+
 def bounds(size: Any, ranges: Mapping[str, tuple[Any, Any]]) -> tuple[Any, Any]:
     """An interval that holds every value of a size; each range is inclusive.
 

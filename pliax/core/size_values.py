@@ -14,7 +14,12 @@ from typing import Any
 import numpy as np
 
 from .call_sites import is_calling
-from .callers import asks_if_all_are_equal, hashes_harmlessly, is_inside
+from .callers import (
+    asks_if_all_are_equal,
+    function_of_jax,
+    hashes_harmlessly,
+    is_inside,
+)
 from .conditions import Condition
 from .dims import LARGEST, Size
 from .other_traces import (
@@ -50,11 +55,14 @@ class SizeValues:
             return value
         is_unknown = bool(variables(size) - self._known.hints.keys())
         if is_inside(frame) and (self._assumptions.is_closed or not is_unknown):
-            raise TypeError(f"the size {size} has no value while it is traced")
+            raise TypeError(
+                f"the size {size} has no value while it is traced{_needed_in(frame)}"
+            )
         if is_unknown:
+            inside = _needed_in(frame)
             is_numpys = use in _USES_OF_NUMPY and not is_inside(frame)
             raise (UnknownSizeError if is_numpys else UnknownIntegerError)(
-                f"{self._needs(f'the value of {size} ({use})', size)}.\n"
+                f"{self._needs(f'the value of {size} ({use}{inside})', size)}.\n"
                 f"  at {user_place(frame)}\n"
                 "Use it as an array, jnp.asarray(size), or as a size of arrays."
             )
@@ -148,6 +156,12 @@ class SizeValues:
 # Sums of products, less an integer at most: names of sizes are not negative.
 _GROWS = r"[\w*^+ ]+(- \d+)?"
 _OF_EACH_SIZE = 3  # equal hashes: a set compares its elements, under guards
+
+
+def _needed_in(frame: FrameType) -> str:
+    """Which function of JAX's needs a value, if one does."""
+    name = function_of_jax(frame)
+    return f", which JAX's {name} needs" if name else ""
 
 
 def _sizes_in(condition: Condition) -> tuple[Any, Any]:

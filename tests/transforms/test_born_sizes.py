@@ -786,3 +786,54 @@ def test_a_loop_up_to_a_size_born_from_data_has_derivatives_in_one_trace():
         wanted = np.where(mask, np.arange(n) // 2, 0)
         np.testing.assert_array_equal(f(np.ones(n, np.float32), mask), wanted)
     assert f.stats.traces == 1
+
+
+# What JAX asks of them -----------------------------------------------------------------
+
+
+def rows_of_four(x):
+    """The elements in rows of 4, the last filled up with 0."""
+    return jnp.pad(x, (0, -x.shape[0] % 4)).reshape(-1, 4)
+
+
+@pytest.mark.parametrize("count", range(9))
+def test_a_size_that_is_rounded_up_divides_whatever_it_is(count):
+    x = np.arange(9, dtype=np.float32) + 0.5 - count
+    selected = px.compile(lambda x: rows_of_four(positive(x)))
+    np.testing.assert_array_equal(selected(x).to_numpy(), rows_of_four(x[x > 0]))
+    declared = px.compile(rows_of_four, dims={"x": "t"})
+    part = x[: max(count, 1)]
+    np.testing.assert_array_equal(declared(part), rows_of_four(part))
+    assert not declared.guards
+
+
+ASKED = {
+    "linspace": lambda y: jnp.linspace(0, 1, y.shape[0]).sum(),
+    "convolve": lambda y: jnp.convolve(y, jnp.ones(3)).sum(),
+    "correlate": lambda y: jnp.correlate(y, jnp.ones(3)).sum(),
+    "digitize": lambda y: jnp.digitize(jnp.arange(4.0), jnp.sort(y)).sum(),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_branch_of_jax_is_named_and_taken_where_a_check_says_which(name):
+    f = ASKED[name]
+    with pytest.raises(
+        ValueError, match=rf"JAX's {name} branches on u0 (?s:.*)px.check"
+    ):
+        px.compile(lambda x: f(positive(x)))(X)
+
+    def stated(x):
+        y = positive(x)
+        px.check(y.shape[0] >= 3, "at least 3")
+        return f(y)
+
+    np.testing.assert_allclose(px.compile(stated)(X), f(POSITIVE), rtol=1e-6)
+    with pytest.raises(ValueError, match="at least 3"):
+        px.compile(stated)(-X)
+
+
+def test_the_function_of_jax_that_needs_an_integer_is_named():
+    f = px.compile(jnp.vander, dims={"x": "t"})
+    f(X)
+    assert "has no value while it is traced, which JAX's vander needs" in f.explain()
