@@ -189,10 +189,13 @@ def _is_its_own(error: Exception, other: Exception | None) -> bool:
 
     That is so if both errors were raised by the same line, of the user's code or of
     JAX's. One of JAX's has another type in each: a reshape whose sizes do not divide,
-    of which it says so after it was told that there is a remainder.
+    of which it says so after it was told that there is a remainder. And an integer that
+    is too large for its type is told by JAX, a size by us, after it was asked.
     """
     if other is None or place_of(other) != place_of(error):
         return False
+    if isinstance(error, OverflowError) and isinstance(other, OverflowError):
+        return True
     is_symbolic = isinstance(error, jax.errors.InconclusiveDimensionOperation)
     if is_symbolic and "Cannot divide evenly" in str(error):
         return True

@@ -217,6 +217,19 @@ def test_an_error_of_symbols_is_not_taken_for_one_of_the_function():
         assert told(class_of(found, **at), at) == behaviour(f, at)
 
 
+def test_sizes_that_are_too_large_for_their_type_are_one_class():
+    found = px.infer_sizes(
+        lambda x: px.ragged.boolean_mask(x, x > 0).sum(),
+        abstract(4, 3),
+        dims={"x": "t, v"},
+    )
+    fits, too_large = found.classes
+    assert found.is_complete and fits.outcome == "ok"
+    assert fits.conditions == ("t * v <= 2147483647",)
+    assert too_large.conditions == ("t * v > 2147483647",)
+    assert too_large.error == "OverflowError: the size t * v is out of bounds for int32"
+
+
 def test_expressions_and_numbers_among_the_arguments():
     def f(x, n):
         return x.reshape(2, -1)[:, :n]
