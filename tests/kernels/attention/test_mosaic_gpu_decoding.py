@@ -182,14 +182,16 @@ def test_sizes_do_not_matter(mod, queries, keys, heads, splits, mask, filled):
     full=st.integers(0, 40), partly=st.integers(0, 40), parts=st.sampled_from([1, 3, 7])
 )
 def test_parts_of_visits_are_all_visits_and_of_equal_length(full, partly, parts):
-    whole = Visits(jnp.int32(full), jnp.int32(full + partly), lambda i: 64 * i)
+    place = lambda i: (64 * i, 3 * i)  # noqa: E731
+    whole = Visits(jnp.int32(full), jnp.int32(full + partly), place)
     found, lengths = [], []
     for n in range(parts):
         part = whole.part(jnp.int32(n), parts)
-        visits = [int(part.first(i)) for i in range(int(part.total))]
-        found += [(x, i < int(part.full)) for i, x in enumerate(visits)]
+        visits = [part.place(i) for i in range(int(part.total))]
+        assert visits == [] or part.first(0) == visits[0][0]
+        found += [(*map(int, x), i < int(part.full)) for i, x in enumerate(visits)]
         lengths.append(len(visits))
-    assert found == [(64 * i, i < full) for i in range(full + partly)]
+    assert found == [(64 * i, 3 * i, i < full) for i in range(full + partly)]
     assert max(lengths) == -(-(full + partly) // parts)
 
 

@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 import pliax as px
 from pliax.kernels.attention import mosaic_gpu_limits
 from pliax.kernels.attention.mosaic_gpu_vjp import _turns, heads_together
+from pliax.kernels.attention.refinement import refined
 
 
 @settings(max_examples=25)
@@ -45,6 +46,14 @@ def test_heads_that_start_together_divide_all_and_are_as_many_as_the_cache_holds
 def documents(T, length=128):
     return px.create_block_mask(
         lambda b, h, q, k: (q // length == k // length) & (q >= k), None, None, T, T
+    )
+
+
+def uneven_documents(T):
+    """One ends inside of a block."""
+    ids = jnp.searchsorted(jnp.asarray([128, 256, 356]), jnp.arange(T), side="right")
+    return px.create_block_mask(
+        lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k), None, None, T, T
     )
 
 
@@ -99,7 +108,8 @@ def test_sparse_masks_have_a_kernel_for_each_side(D, mask, kernels, monkeypatch)
 
 @pytest.mark.parametrize("D", [64, 128])
 def test_a_kernel_for_each_side_is_as_exact_as_the_fused_one(D):
-    arrays, mask = gaussians(384, D, jnp.bfloat16), documents(384, 100)
+    arrays, mask = gaussians(512, D, jnp.bfloat16), uneven_documents(512)
+    assert refined(mask, 1, 1).halves
     found = gradients(arrays, mask, "mosaic_gpu", interpret=1)
     fused = jax.jit(lambda mask: gradients(arrays, mask, "mosaic_gpu", interpret=1))(
         mask

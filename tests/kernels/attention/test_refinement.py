@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_plain import attention as plain_attention
 from hypothesis import assume, example, given, settings, strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
@@ -174,24 +175,42 @@ def test_lists_that_a_mask_which_asks_whose_they_are_shares_are_left(axis):
     assert refinement.refined(each, *counts).halves
 
 
-def test_a_kernel_asks_what_lists_do_not_tell():
-    """Nine conditions, of which lists tell of seven, and each hides a key of its own."""
+@pytest.mark.parametrize("D", [64, 128])
+def test_kernels_ask_what_lists_do_not_tell(D):
+    """Eleven conditions, of which lists tell of seven."""
     hidden = [3, 70, 130, 200, 260, 301, 333, 350, 380]
+    ids = jnp.searchsorted(jnp.asarray([128, 256, 356]), jnp.arange(512), side="right")
 
     def visible(b, h, q, k):
-        found = (q // 128 == k // 128) & (q >= k)
+        found = (ids[q] == ids[k]) & (q >= k)
         for n in hidden:
             found &= (k != n) | (q == k)
         return found
 
-    mask = px.create_block_mask(visible, None, None, 384, 384)
+    mask = px.create_block_mask(visible, None, None, 512, 512)
     keys = jax.random.split(jax.random.key(0), 3)
-    arrays = [jax.random.normal(k, (1, 384, 1, 64), jnp.bfloat16) for k in keys]
+    arrays = [jax.random.normal(k, (1, 512, 1, D), jnp.bfloat16) for k in keys]
     assert refined(mask).halves
-    found, golden = (
-        px.flex_attention(
-            *arrays, block_mask=mask, implementation=name, kernel_options=options
-        )
-        for name, options in (("mosaic_gpu", {"interpret": 1}), ("reference", None))
-    )
-    assert jnp.abs(found - golden).max() < 0.05
+
+    def ours(*arrays):
+        options = {"interpret": 1}
+        return px.flex_attention(
+            *arrays, block_mask=mask, implementation="mosaic_gpu",
+            kernel_options=options,
+        )  # fmt: skip
+
+    def plain(*arrays):
+        return plain_attention(*arrays, visible=visible)[0]
+
+    def results(attend, dtype):
+        def loss(*arrays):
+            out = attend(*arrays)
+            return (out.astype(jnp.float32) ** 2).sum(), out
+
+        given = [x.astype(dtype) for x in arrays]
+        gradients, out = jax.grad(loss, (0, 1, 2), has_aux=True)(*given)
+        return [x.astype(jnp.float32) for x in (out, *gradients)]
+
+    calls = (ours, jnp.bfloat16), (plain, jnp.bfloat16), (plain, jnp.float32)
+    for x, y, golden in zip(*(results(*call) for call in calls), strict=True):
+        assert jnp.abs(x - golden).mean() <= 1.1 * jnp.abs(y - golden).mean()
