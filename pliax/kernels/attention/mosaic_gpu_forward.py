@@ -16,15 +16,13 @@ from jax import lax
 from pliax.core._jax import take_number
 
 from .configs import Config
+from .mosaic_gpu_conditions import Condition, all_meet, hide
 from .mosaic_gpu_tiles import (
-    Condition,
     ModOnTile,
     Tile,
     Verdict,
     accumulate,
     add_seen,
-    all_meet,
-    hide,
     i32,
     load_row,
     multiply,

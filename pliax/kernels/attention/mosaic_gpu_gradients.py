@@ -15,7 +15,8 @@ from jaxtyping import Int
 from .configs import Config
 from .mosaic_gpu import Call
 from .mosaic_gpu_columns import Columns
-from .mosaic_gpu_tiles import Condition, ModOnTile, Operands, Tile, hide, i32
+from .mosaic_gpu_conditions import Condition, hide
+from .mosaic_gpu_tiles import ModOnTile, Operands, Tile, i32
 from .row_statistics import LOG2E
 from .separation import is_literal
 

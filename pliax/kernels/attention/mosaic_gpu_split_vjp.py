@@ -26,6 +26,7 @@ from .block_mask import BlockMask
 from .configs import Kernel
 from .mosaic_gpu import Call, mods_of
 from .mosaic_gpu_columns import columns_of
+from .mosaic_gpu_conditions import all_meet
 from .mosaic_gpu_gradients import (
     Gradient,
     Weights,
@@ -39,7 +40,6 @@ from .mosaic_gpu_tiles import (
     Verdict,
     accumulate,
     add_seen,
-    all_meet,
     as_lists,
     clear_rows,
     i32,

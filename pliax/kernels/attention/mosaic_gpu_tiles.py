@@ -24,6 +24,7 @@ from pliax.core.manual_axes import vary, varying_axes
 
 from .block_lists import MET_BITS, BlockLists
 from .configs import Config
+from .mosaic_gpu_conditions import Condition
 from .separation import Hoisted, Separated, compute_outside, separate
 from .tile_evaluation import Space, compute_inside
 
@@ -32,49 +33,6 @@ TILE = plgpu.Layout.WGMMA
 ROW, COLUMN = TILE.reduce(1), TILE.reduce(0)
 _PIECE = 64  # rows and columns that a warpgroup's registers have room for besides
 i32 = partial(jnp.asarray, dtype=jnp.int32)
-
-
-# --- what is hidden -------------------------------------------------------------------
-
-
-class Condition(NamedTuple):
-    """What a score must meet to be seen.
-
-    Attributes:
-        ask: Computes which scores of the tile meet it.
-        is_met: Whether all of them do, a scalar; None if that is not known before.
-    """
-
-    ask: Callable[[], Any]
-    is_met: Any = None
-
-    @classmethod
-    def of(cls, scores: Any) -> "Condition":
-        """One that these bools meet."""
-        return cls(lambda: scores)
-
-
-def hide(values: Any, hidden: float, conditions: Sequence[Condition]) -> Any:
-    """The values that meet all conditions, and a number instead of the others.
-
-    To ask costs two instructions a score: what is known to be met is not asked.
-    """
-    for ask, is_met in conditions:
-        where_met = partial(_where_met, ask, hidden)
-        if is_met is None:
-            values = where_met(values)
-        else:
-            values = lax.cond(is_met, lambda x: x, where_met, values)
-    return values
-
-
-def _where_met(ask: Callable[[], Any], hidden: float, values: Any) -> Any:
-    return jnp.where(ask(), values, hidden)
-
-
-def all_meet(conditions: Sequence[Condition]) -> Any:
-    """Which scores meet all of some conditions."""
-    return functools.reduce(jnp.logical_and, [x.ask() for x in conditions])
 
 
 # --- mods -----------------------------------------------------------------------------

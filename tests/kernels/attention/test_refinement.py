@@ -156,23 +156,22 @@ def test_halves_are_made_under_a_guard_of_transfers():
 def test_lists_that_a_mask_which_asks_whose_they_are_shares_are_left(axis):
     lengths = jnp.asarray([64, 128], jnp.int32)  # of the second more is seen
 
-    def visible(*place):
-        *which, q, k = place
-        length = lengths[which[axis]]
+    def visible(b, h, q, k):
+        length = lengths[(b, h)[axis]]
         return (q // length == k // length) & (q >= k)
 
     counts = [1, 1]
     counts[axis] = 2
-    each = px.create_block_mask(visible, *counts, 1024, 1024)
+    each = px.create_block_mask(visible, counts[0], counts[1], 1024, 1024)
     lists = each.kv_num_blocks, each.kv_indices
     full = each.full_kv_num_blocks, each.full_kv_indices
     first = [jnp.take(x, jnp.arange(1), axis) for x in (*lists, *full)]
     shared = px.BlockMask.from_kv_blocks(
         *first, mask_mod=visible, seq_lengths=(1024, 1024)
     )
-    assert refinement.refined(shared, *counts) is shared
+    assert refinement.refined(shared, counts[0], counts[1]) is shared
     assert refinement.refined(shared, 1, 1).halves
-    assert refinement.refined(each, *counts).halves
+    assert refinement.refined(each, counts[0], counts[1]).halves
 
 
 @pytest.mark.parametrize("D", [64, 128])
