@@ -198,7 +198,6 @@ def read_parameters(
     """
     found = _read_signature(f, owner)
     static = _as_names(static_argnames, "static_argnames", owner)
-    _check_unnamed(found, static)
     donated = _as_positions(donate_argnums, "donate_argnums", owner)
     static |= _names_at(found, static_argnums, owner)
     donated += _places_of(found, donate_argnames, owner)
@@ -304,19 +303,6 @@ def _check_static(found: Parameters, static: frozenset[str]) -> None:
             f"{found.owner}: static_argnames names {unknown[0]!r}, which is not a "
             f"parameter that can be passed by name.\nIts parameters are "
             f"{_list(found.named)}."
-        )
-
-
-def _check_unnamed(found: Parameters | None, static: frozenset[str]) -> None:
-    """A name for static arguments has to be of one argument."""
-    if found is None or found.extra is None:
-        return
-    for name in sorted(static & found.unnamed):
-        place = found.positional.index(name)
-        raise ValueError(
-            f"{found.owner}: static_argnames names {name!r}, a parameter that is passed"
-            f" by position only, but **{found.extra} may hold that name as well.\n"
-            f"Pass static_argnums={place}, or rename either."
         )
 
 

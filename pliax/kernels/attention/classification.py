@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Int
 from pliax.core.jaxprs import ClosedFunction, Program
 from pliax.core.manual_axes import vary, varying_axes
 
+from .block_lists import MET_BITS
 from .intervals import bounds
 from .normalization import each_condition
 from .tiles import broadcast
@@ -174,11 +175,11 @@ def look_at(
 ) -> list[tuple[Bool[Array, " N"], Bool[Array, " N"]]]:
     """Some and every, as in `classify`, of the blocks at (b, h, row, column).
 
-    First of the mask, then of each of its conditions (`normalization`), of which `flat`
-    is the program.
+    First of the mask, then of each of its conditions (`normalization`) that lists have
+    a bit for; `flat` is their program.
     """
     pieces = _pieces(mask_mod.program.jaxpr, places[0].shape, sizes)
-    mods = mask_mod, *each_condition(flat.jaxpr, mask_mod.captured)
+    mods = mask_mod, *each_condition(flat.jaxpr, mask_mod.captured)[:MET_BITS]
     tiles = [partial(_look_at_tile, x, lengths, sizes, pieces) for x in mods]
     look = lambda at: [tile(*at) for tile in tiles]  # noqa: E731
     return jax.lax.map(look, places, batch_size=pieces.tiles)

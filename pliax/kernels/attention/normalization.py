@@ -70,13 +70,17 @@ def conditions(jaxpr: Any) -> list[Any]:
     """
     makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     found: list[Any] = []
+    seen: set[int] = set()
     todo = list(jaxpr.outvars)
     while todo:
         v = todo.pop(0)
+        if id(v) in seen:
+            continue
+        seen.add(id(v))
         eqn = None if hasattr(v, "val") else makers.get(v)
         if eqn is not None and eqn.primitive.name == "and":
             todo = [*eqn.invars, *todo]
-        elif not any(v is x for x in found):
+        else:
             found.append(v)
     return found
 

@@ -180,7 +180,7 @@ def _tiles(mask: BlockMask, flat: Program) -> _Tiles:
     places = np.unravel_index(partial, shape)
     (some, every), *of_conditions = _looked_at(mask, flat, places)
     met = np.zeros(len(some), int)
-    for n, (_, all_meet) in enumerate(of_conditions[:MET_BITS]):
+    for n, (_, all_meet) in enumerate(of_conditions):
         met |= all_meet.astype(int) << n
     lengths = (n // _HALF for n in mask.seq_lengths)
     is_whole = [x < n for x, n in zip(places[2:], lengths, strict=True)]

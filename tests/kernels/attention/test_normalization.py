@@ -5,13 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import gaussian
+from hypothesis import given, strategies as st
 from jax import lax
 from mod_programs import INDEX, MODS, REFUSED, SCORE, as_float
 
 import pliax as px
 from pliax.core.jaxprs import close
 from pliax.kernels.attention import mosaic_gpu
-from pliax.kernels.attention.normalization import compute, flatten, is_elementwise
+from pliax.kernels.attention.normalization import (
+    compute,
+    each_condition,
+    flatten,
+    is_elementwise,
+)
 from pliax.kernels.attention.separation import SCORE_MOD, Inseparable, separate
 
 
@@ -116,3 +122,44 @@ def test_a_sum_that_is_used_often_is_computed_once():
     closed = close(mod, SCORE, *[INDEX] * 4)
     run = jax.jit(lambda x: mosaic_gpu.forward(x, closed, None, scale=0.1))
     run.trace(arrays).lower(lowering_platforms=("cuda",))
+
+
+CONDITIONS = (
+    lambda b, h, q, k: q >= k,
+    lambda b, h, q, k: q // 4 == k // 4,
+    lambda b, h, q, k: b == 0,
+    lambda b, h, q, k: jnp.bool_(True),
+    lambda b, h, q, k: (q == 3) | (k != 5),
+)
+_indices = st.integers(0, len(CONDITIONS) - 1)
+_masks = st.recursive(
+    _indices, lambda x: st.tuples(st.sampled_from("&&|"), x, x), max_leaves=6
+)
+
+
+@given(_masks)
+def test_a_mask_shows_what_meets_all_of_its_conditions(tree):
+    def value(tree, at):
+        if isinstance(tree, int):
+            return CONDITIONS[tree](*at)
+        name, *sides = tree
+        x, y = (value(side, at) for side in sides)
+        return x & y if name == "&" else x | y
+
+    mask = close(lambda *at: value(tree, at), *[INDEX] * 4)
+    at = jnp.ix_(jnp.arange(2), jnp.arange(1), jnp.arange(8), jnp.arange(8))
+    each = [x(*at) for x in each_condition(flatten(mask), mask.captured)]
+    whole = [jnp.broadcast_to(x, (2, 1, 8, 8)) for x in (*each, value(tree, at))]
+    np.testing.assert_array_equal(np.all(whole[:-1], axis=0), whole[-1])
+    assert len(each) == 1 or isinstance(tree, tuple)
+
+
+def test_conditions_that_share_their_parts_are_found_once():
+    def shared(b, h, q, k):
+        x = (q >= k) & (q // 4 == k // 4)
+        for _ in range(40):
+            x = x & x
+        return x
+
+    mask = close(shared, *[INDEX] * 4)
+    assert len(each_condition(flatten(mask), mask.captured)) == 2
