@@ -80,8 +80,9 @@ class BlockMask:
         lists_decide: False where `mask_mod` alone is the mask, and the lists follow
             from it (`create_block_mask`). True where the lists are part of it
             (`from_kv_blocks`, `with_mask_mod`): see `visible`.
-        halves: Lists of smaller blocks, which `flex_attention` adds to a sparse mask
-            for kernels that gain by them; None in what users make.
+        halves: Lists of smaller blocks, and what is known of each (`refinement`), which
+            `flex_attention` adds to a sparse mask for kernels that gain by them; None
+            in what users make.
 
     Examples:
         >>> import pliax as px

@@ -79,6 +79,7 @@ def refined(mask: BlockMask, sequences: int, heads: int) -> BlockMask:
         return mask
     found = vars(mask).get("_halves")
     if found is None:
+        # Before anything is eager: there, literals would be constants of the program.
         flat = Program(flatten(mask.mask_mod))
         # Whoever calls may have a mesh, which is not meant for this, and a guard
         # against transfers that nobody asked for: these are asked for.
