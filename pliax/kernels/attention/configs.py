@@ -250,7 +250,7 @@ class Kernel:
             kept = rows * (D + output) * 2 + 2 * rows * 4
             return visited + kept + _REDUCTIONS + _NEXT_TILES
         kept = rows * (D + V) * 2
-        known = 0 if self.name == "dq" else config.stages * columns * 3 * 4
+        known = ALIGNED_BYTES if self.name == "dq" else config.stages * columns * 3 * 4
         if self.name != "backward":
             return visited + kept + known
         d_scores = min(config.groups, 2) * rows * columns * 2

@@ -2,7 +2,8 @@
 
 For what the registers of the fused kernel do not hold, and where few queries see a key,
 so that its thread blocks would wait for each other. The kernel for dq has queries as
-its rows and visits keys; that for dk and dv has keys as its rows and visits queries,
+its rows and visits keys; it also completes delta = sum(do o) - d lse, which the other
+one reads. That for dk and dv has keys as its rows and visits queries,
 along the columns of the mask's lists: there the tile lies on its side, and the query
 heads of a key head are visited one after another. Of more than 128 channels registers
 hold the sums of one gradient, so that dk and dv have a kernel each.
@@ -36,6 +37,7 @@ from .mosaic_gpu_gradients import (
 from .mosaic_gpu_tiles import (
     COLUMN,
     ROW,
+    TILE,
     Tile,
     Verdict,
     accumulate,
@@ -47,6 +49,7 @@ from .mosaic_gpu_tiles import (
     make_finite,
     multiply,
     on_tile,
+    pieces,
     run_kernel,
     zeros,
 )
@@ -61,8 +64,11 @@ def gradients_of(
     score_mod: Any,
     block_mask: BlockMask | None,
     statistics: Any,
+    out: Array | None = None,
 ) -> list[Array]:
     """The gradients of the queries, "q", of the keys, "k", of the values, "v", or "kv".
+
+    Behind that of the queries is delta, the last of the statistics, made whole.
 
     Args:
         names: Which.
@@ -70,7 +76,8 @@ def gradients_of(
         arrays: Query, key, value and the output's cotangent, aligned.
         score_mod: The mod, or None.
         block_mask: The mask, or None.
-        statistics: Of `mosaic_gpu_gradients.statistics`.
+        statistics: Of `row_statistics.statistics`; for "q" delta without its sums.
+        out: The output, in whole tiles, for "q".
     """
     rows, other = ("q", "k") if names == "q" else ("k", "q")
     query, key, value, d_out = arrays
@@ -93,7 +100,8 @@ def gradients_of(
     if call.has_unseen and "k" in names:
         blind = blind_tiles(statistics, call.sizes["q"], config.columns)
     kernel = _Backward(gradient, names)
-    return kernel(stay, visit, statistics, as_lists(lists), blind)
+    given = () if out is None else (out,)
+    return kernel(stay, visit, statistics, as_lists(lists), blind, given)
 
 
 def side_of(name: str) -> int:
@@ -107,11 +115,17 @@ class _Backward:
     names: str
 
     def __call__(
-        self, stay: Any, visit: Any, statistics: Any, lists: Any, blind: Any
+        self,
+        stay: Any,
+        visit: Any,
+        statistics: Any,
+        lists: Any,
+        blind: Any,
+        out: tuple[Array, ...],
     ) -> Any:
         gradient, (B, length, heads, _) = self.gradient, stay[0].shape
         config, mods = gradient.config, gradient.mods
-        arrays = stay, visit, statistics, lists, blind, *mods
+        arrays = stay, visit, statistics, lists, blind, out, *mods
         leaves, tree = jax.tree.flatten(arrays)
         smem = partial(shared_memory, gradient.dtype)
         barriers = partial(plgpu.Barrier, num_barriers=config.stages)
@@ -123,6 +137,7 @@ class _Backward:
             [smem(config.groups, config.rows, x.shape[3]) for x in stay],
             [smem(config.stages, config.columns, x.shape[3]) for x in visit],
             known,
+            plgpu.SMEM((config.groups, config.rows), jnp.float32) if out else (),
             gradient.columns.scratch(),
             plgpu.Barrier(num_arrivals=2, num_barriers=config.groups),
             [barriers(num_arrivals=1 + n) for n in (more, 0)],
@@ -136,14 +151,17 @@ class _Backward:
             arrays = _Arrays(*jax.tree.unflatten(tree, refs[: len(leaves)]))
             _ThreadBlock(self, arrays, refs[len(leaves) :], _Scratch(*scratch)).run()
 
-        out = [stay[side_of(name)].shape for name in self.names]
+        shapes = [stay[side_of(name)].shape for name in self.names]
+        found = [jax.ShapeDtypeStruct(x, gradient.dtype) for x in shapes]
+        if out:
+            found.append(jax.ShapeDtypeStruct(statistics[-1].shape, jnp.float32))
         return run_kernel(
             body,
             scratch,
             {"heads": heads, "tiles": -(-length // config.span), "batch": B},
             config,
             gradient.call.interpret,
-            out_type=[jax.ShapeDtypeStruct(x, gradient.dtype) for x in out],
+            out_type=found,
         )(*leaves)
 
 
@@ -157,11 +175,12 @@ class _Arrays:
         statistics: Any,
         lists: Any,
         blind: Any,
+        out: Any,
         *mods: Any,
     ) -> None:
         self.stay, self.visit, self.statistics = stay, visit, statistics
         self.lists, self.mods = lists, mods
-        self.blind = blind
+        self.blind, self.out = blind, out
 
 
 @dataclass(frozen=True)
@@ -169,6 +188,7 @@ class _Scratch:
     stay: Any  # of each warpgroup; its gradients in the end
     visit: Any
     known: Any  # statistics of the queries that are visited
+    delta: Any  # of the queries of each warpgroup, for others to read
     columns: Any  # what mods know of what is visited
     stay_here: Any
     here: Any  # barriers of what is visited: loaded
@@ -286,7 +306,12 @@ class _ThreadBlock:
         stay = [x.at[group] for x in scratch.stay]
         for array, buffer in zip(self.arrays.stay, stay, strict=True):
             plgpu.copy_gmem_to_smem(array.at[b, rows, h], buffer, here)
-        plgpu.barrier_wait(here)
+        await_stay = partial(plgpu.barrier_wait, here)
+        if gradient.rows == "q":
+            known = self.row_statistics((b, h, rows), stay[1], await_stay)
+            self.store_delta(group, (b, h, rows), known[-1])
+        else:
+            known = await_stay()
         if gradient.call.has_unseen and gradient.rows == "k":
             make_finite(stay[1], stay[1])
 
@@ -298,7 +323,6 @@ class _ThreadBlock:
             mods = on_tile(tile, (gradient.score, gradient.mask), self.arrays.mods)
             weights = Weights(gradient, tile, *mods)
             step = _Step(self, visits, weights, is_careful)
-            known = step.row_statistics()
             full, partly = (partial(step, known, x) for x in (True, False))
             carry = lax.fori_loop(i32(0), visits.full, full, carry)
             return lax.fori_loop(visits.full, visits.total, partly, carry)
@@ -310,7 +334,8 @@ class _ThreadBlock:
         is_spoiled = None
         if self.verdict is not None and not is_careful:
             is_spoiled = self.verdict(group, totals[0])
-        parts = zip(names, totals, buffers, self.outputs, strict=True)
+        outputs = self.outputs[: len(names)]
+        parts = zip(names, totals, buffers, outputs, strict=True)
         for name, total, buffer, out in parts:
             scaled = total if name == "v" else total * gradient.call.scale
             buffer[...] = scaled.astype(gradient.dtype)
@@ -318,6 +343,33 @@ class _ThreadBlock:
             plgpu.copy_smem_to_gmem(buffer, out.at[b, rows, h])
         plgpu.wait_smem_to_gmem(0)
         return is_spoiled
+
+    def row_statistics(self, at: Any, d_out: Any, await_d_out: Any) -> list[Any]:
+        """Those of the queries, where queries are the rows, with the sums of delta.
+
+        Args:
+            at: Sequence, head and rows.
+            d_out: The cotangents of the output, in shared memory.
+            await_d_out: What waits for them, while the output is on its way.
+        """
+        b, h, rows = at
+        load = partial(plgpu.load, layout=ROW, optimized=False)
+        *shifts, delta = (load(x.at[b, h, rows]) for x in self.arrays.statistics)
+        out = self.arrays.out[0].at[b, rows, h]
+        load = partial(plgpu.load, layout=TILE, optimized=False)
+        parts = [load(part) for part in pieces(out)]
+        await_d_out()
+        for part, other in zip(parts, pieces(d_out), strict=True):
+            d = plgpu.load(other, layout=TILE).astype(jnp.float32)
+            delta += (part.astype(jnp.float32) * d).sum(axis=1)
+        return [*shifts, delta]
+
+    def store_delta(self, group: Any, at: Any, delta: Any) -> None:
+        """Those of a warpgroup, for the kernel of the other side."""
+        mine = self.scratch.delta.at[group]
+        mine[...] = delta
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(mine, self.outputs[-1].at[at])
 
 
 @dataclass(frozen=True)
@@ -399,15 +451,6 @@ class _Step:
         # fit into registers. ALiBi with 128 channels, one H100: 374 against 340.
         mine = scratch.stay[side].at[lax.axis_index("wg")]
         return multiply(mine, scratch.visit[side].at[slot])
-
-    def row_statistics(self) -> Any:
-        """Those of the queries, where queries are the rows."""
-        if self.tile.rows != "q":
-            return None
-        rows = pl.ds(self.tile.first, self.tile.shape[0])
-        here = self.tile.b, self.tile.h, rows
-        load = partial(plgpu.load, layout=ROW, optimized=False)
-        return [load(x.at[here]) for x in self.block.arrays.statistics]
 
     def statistics(self, rows: Any, slot: Any) -> list[Any]:
         """On the tile."""

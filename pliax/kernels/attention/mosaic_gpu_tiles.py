@@ -333,7 +333,7 @@ class Verdict:
 def make_finite(matrix: Any, to: Any) -> None:
     """A copy in shared memory, of what is finite: 0 for NaN, the largest for inf."""
     largest = float(jnp.finfo(matrix.dtype).max)
-    for part, target in zip(_pieces(matrix), _pieces(to), strict=True):
+    for part, target in zip(pieces(matrix), pieces(to), strict=True):
         x = plgpu.load(part, layout=TILE).astype(jnp.float32)
         x = jnp.clip(jnp.where(x == x, x, 0.0), -largest, largest)
         target[...] = x.astype(matrix.dtype)
@@ -347,14 +347,15 @@ def clear_rows(matrix: Any, chosen: Callable[[int, int], Any]) -> None:
         matrix: The rows.
         chosen: From the first of some rows and their number to which are cleared.
     """
-    for part, (row, _) in zip(_pieces(matrix), _starts(matrix), strict=True):
+    for part, (row, _) in zip(pieces(matrix), _starts(matrix), strict=True):
         x = plgpu.load(part, layout=TILE)
         is_chosen = lax.broadcast_in_dim(chosen(row, _PIECE), x.shape, [0])
         part[...] = jnp.where(is_chosen, 0.0, x.astype(jnp.float32)).astype(x.dtype)
     plgpu.commit_smem()
 
 
-def _pieces(matrix: Any) -> list[Any]:
+def pieces(matrix: Any) -> list[Any]:
+    """Its parts of 64 rows and columns, which registers have room for besides."""
     return [
         matrix.at[pl.ds(row, _PIECE), pl.ds(column, _PIECE)]
         for row, column in _starts(matrix)
