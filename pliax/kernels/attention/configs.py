@@ -71,12 +71,18 @@ TABLE = {
     ("backward", 128, "dense"): Sizes(2, 64),
     ("backward", 128, "coarse"): Sizes(2, 64),
     ("backward", 128, "fine"): Sizes(1, 64),
+    ("dq", 64, "dense"): Sizes(2, 128),
+    ("dq", 64, "coarse"): Sizes(2, 128),
+    ("dq", 64, "fine"): Sizes(1, 64),
     ("dq", 128, "dense"): Sizes(2, 128),
     ("dq", 128, "coarse"): Sizes(2, 128),
     ("dq", 128, "fine"): Sizes(1, 128),
     ("dq", 256, "dense"): Sizes(1, 64),
     ("dq", 256, "coarse"): Sizes(1, 64),
     ("dq", 256, "fine"): Sizes(1, 64),
+    ("dkv", 64, "dense"): Sizes(2, 64),
+    ("dkv", 64, "coarse"): Sizes(2, 64),
+    ("dkv", 64, "fine"): Sizes(1, 64),
     ("dkv", 128, "dense"): Sizes(2, 64),
     ("dkv", 128, "coarse"): Sizes(2, 64),
     ("dkv", 128, "fine"): Sizes(1, 64),
@@ -193,8 +199,8 @@ class Kernel:
     def of(self, sizes: Sizes) -> Config:
         """The rest follows from the sizes."""
         groups, columns, stages = sizes
-        is_one = self.name in ("forward", "backward") and max(self.channels) <= 128
-        movers = int(groups > 1 or not is_one)
+        widest = 128 if self.name in ("forward", "backward") else UNIT
+        movers = int(groups > 1 or max(self.channels) > widest)
         if movers and self.name == "backward":
             movers = 2
         registers = (160, 24) if groups > 2 else (232, 40)

@@ -65,7 +65,7 @@ from .mosaic_gpu_tiles import (
     run_kernel,
 )
 from .mosaic_gpu_visits import reach
-from .refinement import for_forward
+from .refinement import for_queries
 from .row_statistics import filled, heads_first
 from .separation import MASK_MOD, SCORE_MOD
 
@@ -147,7 +147,7 @@ def forward(
     channels = key.shape[3], value.shape[3]
     is_cut = block_mask is not None and block_mask.halves is not None and not asked
     if block_mask is not None and is_cut:
-        block_mask = for_forward(block_mask, max(channels))
+        block_mask = for_queries(block_mask, max(channels))
     call = call_of(arrays, block_mask, scale=scale, interpret=interpret, asked=asked)
     call = replace(call, lists_tell=is_cut)
     kind = Kernel("forward", channels, call.blocks)

@@ -210,18 +210,14 @@ class _ThreadBlock:
         h, tile, b = (lax.axis_index(x) for x in ("heads", "tiles", "batch"))
         group, first = lax.axis_index("wg"), tile * config.span
         compute, move = config.registers
+        if not config.has_mover:
+            self.compute_all(group, b, h, first)
+            return
 
         @pl.when(group < config.groups)
         def _() -> None:
             plgpu.set_max_registers(compute, action="increase")
-            run = partial(self.compute, group, b, h, first)
-            if self.arrays.blind:  # apart: it is rare, and slower
-                some, _ = self.arrays.blind
-                has_blind = some[0] != 0
-                pl.when(has_blind)(partial(run, is_careful=True))
-                pl.when(~has_blind)(run)
-            elif (is_spoiled := run()) is not None:
-                pl.when(is_spoiled)(partial(run, is_careful=True))
+            self.compute_all(group, b, h, first)
 
         @pl.when(group == config.groups)
         def _() -> None:
@@ -251,27 +247,18 @@ class _ThreadBlock:
 
     def move(self, b: Any, h: Any, first: Any) -> None:
         gradient, scratch = self.gradient, self.scratch
-        stages, columns = gradient.config.stages, gradient.config.columns
+        stages = gradient.config.stages
 
         def of_head(n: Any, count: Any) -> Any:
-            seen = place = gradient.seen_by(n, b, h)
-            visits = self.visits(*seen, first)
-            if gradient.rows == "q":
-                seen = gradient.call.place_of_keys(b, h)
+            place = gradient.seen_by(n, b, h)
+            visits = self.visits(*place, first)
 
             def one(i: Any, count: Any) -> Any:
                 slot, start = lax.rem(count, i32(stages)), visits.first(i)
-                rows, at = pl.ds(start, columns), (*place, start)
-                for side, array in enumerate(self.arrays.visit):
-                    wait = partial(plgpu.barrier_wait, scratch.free[side].at[slot])
+                for side, free in enumerate(scratch.free):
+                    wait = partial(plgpu.barrier_wait, free.at[slot])
                     pl.when(count >= stages)(wait)
-                    plgpu.copy_gmem_to_smem(
-                        array.at[seen[0], rows, seen[1]],
-                        scratch.visit[side].at[slot],
-                        scratch.here[side].at[slot],
-                    )
-                    if side == 0:
-                        self.move_columns(at, slot, scratch.here[0].at[slot])
+                    self.load(side, count, start, place)
                 return count + 1
 
             return lax.fori_loop(i32(0), visits.total, one, count)
@@ -282,6 +269,35 @@ class _ThreadBlock:
         def _(i: Any) -> None:  # nobody leaves before all have read
             for free in scratch.free:
                 plgpu.barrier_wait(free.at[lax.rem(i, i32(stages))])
+
+    def load(self, side: int, count: Any, start: Any, place: Any) -> None:
+        """One of the pair that is visited.
+
+        Args:
+            side: Keys or queries, 0, or values or cotangents, 1.
+            count: Visits before this one.
+            start: Its first column.
+            place: Sequence and query head.
+        """
+        gradient, scratch = self.gradient, self.scratch
+        slot = lax.rem(count, i32(gradient.config.stages))
+        here, rows = scratch.here[side].at[slot], pl.ds(start, gradient.config.columns)
+        b, h = place if gradient.rows == "k" else gradient.call.place_of_keys(*place)
+        array, there = self.arrays.visit[side], scratch.visit[side].at[slot]
+        plgpu.copy_gmem_to_smem(array.at[b, rows, h], there, here)
+        if side == 0:
+            self.move_columns((*place, start), slot, here)
+
+    def load_first(self, visits: Visits, count: Any, place: Any) -> None:
+        """Those of a query head's first visits, where no other warpgroup does it."""
+        plgpu.commit_smem()  # all warps have read those of the head before
+        for n in range(self.gradient.config.stages):
+
+            @pl.when(n < visits.total)
+            def _(n: int = n) -> None:
+                start = visits.first(i32(n))
+                for side in (0, 1):
+                    self.load(side, count + n, start, place)
 
     def move_columns(self, at: Any, slot: Any, here: Any) -> None:
         """What is known of the columns of a visit: statistics of queries, and mods'."""
@@ -294,6 +310,17 @@ class _ThreadBlock:
         self.gradient.columns.load(self.arrays.mods, *given)
 
     # --- the warpgroups that compute ---
+
+    def compute_all(self, group: Any, b: Any, h: Any, first: Any) -> None:
+        """Gradients, and again with care if something that nobody sees spoiled them."""
+        run = partial(self.compute, group, b, h, first)
+        if self.arrays.blind:  # apart: it is rare, and slower
+            some, _ = self.arrays.blind
+            has_blind = some[0] != 0
+            pl.when(has_blind)(partial(run, is_careful=True))
+            pl.when(~has_blind)(run)
+        elif (is_spoiled := run()) is not None:
+            pl.when(is_spoiled)(partial(run, is_careful=True))
 
     def compute(
         self, group: Any, b: Any, h: Any, first: Any, *, is_careful: bool = False
@@ -316,10 +343,12 @@ class _ThreadBlock:
             make_finite(stay[1], stay[1])
 
         def of_head(n: Any, carry: Any) -> Any:
-            seen = gradient.seen_by(n, b, h)
-            visits, whole = self.visits(*seen, first), reach(config, gradient.blocks)
+            place = gradient.seen_by(n, b, h)
+            visits, whole = self.visits(*place, first), reach(config, gradient.blocks)
+            if not config.has_mover:
+                self.load_first(visits, carry[0], place)
             sizes, interpret = gradient.call.sizes, gradient.call.interpret
-            tile = Tile(*seen, mine, config, whole, gradient.rows, sizes, interpret)
+            tile = Tile(*place, mine, config, whole, gradient.rows, sizes, interpret)
             mods = on_tile(tile, (gradient.score, gradient.mask), self.arrays.mods)
             weights = Weights(gradient, tile, *mods)
             step = _Step(self, visits, weights, is_careful)
@@ -386,7 +415,7 @@ class _Step:
         kernel, scratch = self.block.kernel, self.block.scratch
         config, dtype = kernel.gradient.config, kernel.gradient.dtype
         slot, (first, met) = lax.rem(count, i32(config.stages)), self.visits.place(i)
-        free = [partial(plgpu.barrier_arrive, x.at[slot]) for x in scratch.free]
+        free = [partial(self.release, side, i, count) for side in (0, 1)]
         columns = scratch.columns, slot
         scores = self.product(0, slot)
         *shifts, delta = self.statistics(rows, slot)
@@ -420,6 +449,21 @@ class _Step:
     @property
     def tile(self) -> Tile:
         return self.weights.tile
+
+    def release(self, side: int, i: Any, count: Any) -> None:
+        """What the i-th visit has read makes room; `count` visits were before it."""
+        config, block = self.tile.config, self.block
+        if config.has_mover:
+            free = block.scratch.free[side]
+            plgpu.barrier_arrive(free.at[lax.rem(count, i32(config.stages))])
+            return
+        ahead = i + config.stages
+
+        @pl.when(ahead < self.visits.total)
+        def _() -> None:
+            plgpu.commit_smem()  # all warps have read
+            place, start = (self.tile.b, self.tile.h), self.visits.first(ahead)
+            block.load(side, count + config.stages, start, place)
 
     def leave_out_blind(self, first: Any, slot: Any) -> None:
         """Queries that see nothing may hold anything, and 0 times NaN is not 0."""

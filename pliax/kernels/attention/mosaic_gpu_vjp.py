@@ -123,7 +123,7 @@ def _of_each_side(
     is_cut = block_mask is not None and block_mask.halves is not None and not call.asked
     is_cut = is_cut and not is_wide
     if block_mask is not None and is_cut:
-        masks = [for_queries(block_mask, channels), for_keys(block_mask)]
+        masks = [for_queries(block_mask, channels), for_keys(block_mask, channels)]
     of_queries, of_keys = (
         replace(call, blocks=mask and mask.block_size, lists_tell=is_cut)
         for mask in masks

@@ -30,13 +30,13 @@ from .normalization import flatten
 # A mask is sparse where so many percent of its blocks are not computed, and a key is
 # seen by so few queries: then there is a backward kernel for each side, which makes two
 # products more, but no thread block waits for its turn to add to dq. TFLOP/s on one
-# H200 of 12 documents with these halves, and with one kernel: 64 channels 101 and 92 of
-# 4,096 tokens, 222 and 222 of 16,384; 128 channels 145 and 128, 317 and 257. Windows of
-# 1,024 tokens, on one H100: 0.99 and 0.95 of one kernel.
+# H200 of 12 documents, and with one kernel: 128 channels 145 and 128 of 4,096 tokens,
+# 317 and 257 of 16,384. With 64 channels kernels of one warpgroup, several of which
+# share a multiprocessor, take blocks of 64 x 64. Milliseconds on one H100, and with
+# blocks of 128 rows: of 4,096 tokens 0.239 and 0.278 backward, of 16,384 tokens 0.947
+# and 1.000 backward, 0.311 and 0.320 forward. Windows of 1,024 tokens, 128 channels,
+# take 0.849 with a kernel for each side and 0.835 with one.
 _SPARSE, _FEW = 66.0, 900
-# So few that the forward kernel of 64 channels gains by blocks of 64 x 64: documents of
-# 341 tokens 146 against 118, of 1,365 tokens 270 against 276.
-_FEWER = 512
 _WHOLE, _HALF = 128, 64
 
 
@@ -46,16 +46,16 @@ class Halves(NamedTuple):
     What is known of a partial block stands above its column (`column_and_met`).
 
     Attributes:
-        forward: Of 64 x 64, by row, for 64 channels; None where it would not gain.
-        queries: Of 128 x 64, by row, for the gradient of queries of 64 channels.
-        keys: Of 64 x 128, by column, for the gradients of keys and values.
-        whole: Of 128 x 128, by row, for everything else.
+        queries: Of 64 x 64, by row, for 64 channels.
+        keys: Of 64 x 64, by column, likewise, for the gradients of keys and values.
+        wide_queries: Of 128 x 128, by row, for more channels.
+        wide_keys: Of 64 x 128, by column, likewise.
     """
 
-    forward: BlockLists | None
     queries: BlockLists
     keys: BlockLists
-    whole: BlockLists
+    wide_queries: BlockLists
+    wide_keys: BlockLists
 
 
 def refined(mask: BlockMask, sequences: int, heads: int) -> BlockMask:
@@ -100,10 +100,10 @@ def _halves(mask: BlockMask, flat: Program) -> Halves | tuple[()]:
         return ()
     tiles = _tiles(mask, flat)
     return Halves(
-        tiles.by_row() if queries < _FEWER else None,
-        tiles.joined(rows=2).by_row(),
-        tiles.joined(columns=2).transposed().by_row(),
+        tiles.by_row(),
+        tiles.transposed().by_row(),
         tiles.joined(rows=2, columns=2).by_row(),
+        tiles.joined(columns=2).transposed().by_row(),
     )
 
 
@@ -222,49 +222,35 @@ def _looked_at(mask: BlockMask, flat: Program, places: Any) -> list[tuple[Any, A
     return [(some[:count], every[:count]) for some, every in found]
 
 
-def for_forward(mask: BlockMask, channels: int) -> BlockMask:
-    """The mask in the blocks that the forward kernel gains by."""
-    if mask.halves is None:
-        return mask
-    small = None if channels > _HALF else mask.halves.forward
-    if small is None:
-        return _by_row(mask, mask.halves.whole, (_WHOLE, _WHOLE))
-    return _by_row(mask, small, (_HALF, _HALF))
-
-
 def for_queries(mask: BlockMask, channels: int) -> BlockMask:
-    """The mask in the blocks that the kernel for dq gains by."""
+    """The mask in the blocks that the forward kernel and that for dq gain by."""
     if mask.halves is None:
         return mask
-    if channels > _HALF:
-        return _by_row(mask, mask.halves.whole, (_WHOLE, _WHOLE))
-    return _by_row(mask, mask.halves.queries, (_WHOLE, _HALF))
-
-
-def for_keys(mask: BlockMask) -> BlockMask:
-    """The mask in the blocks that the kernel for dk and dv gains by."""
-    if mask.halves is None:
-        return mask
-    num, indices, full_num, full_indices = mask.halves.keys
+    is_wide = channels > _HALF
+    lists = mask.halves.wide_queries if is_wide else mask.halves.queries
     return replace(
         mask,
-        q_num_blocks=num,
-        q_indices=indices,
-        full_q_num_blocks=full_num,
-        full_q_indices=full_indices,
-        block_size=(_HALF, _WHOLE),
+        kv_num_blocks=lists.num,
+        kv_indices=lists.indices,
+        full_kv_num_blocks=lists.full_num,
+        full_kv_indices=lists.full_indices,
+        block_size=(_WHOLE, _WHOLE) if is_wide else (_HALF, _HALF),
         halves=None,
     )
 
 
-def _by_row(mask: BlockMask, lists: BlockLists, sizes: tuple[int, int]) -> BlockMask:
-    num, indices, full_num, full_indices = lists
+def for_keys(mask: BlockMask, channels: int) -> BlockMask:
+    """The mask in the blocks that the kernel for dk and dv gains by."""
+    if mask.halves is None:
+        return mask
+    is_wide = channels > _HALF
+    lists = mask.halves.wide_keys if is_wide else mask.halves.keys
     return replace(
         mask,
-        kv_num_blocks=num,
-        kv_indices=indices,
-        full_kv_num_blocks=full_num,
-        full_kv_indices=full_indices,
-        block_size=sizes,
+        q_num_blocks=lists.num,
+        q_indices=lists.indices,
+        full_q_num_blocks=lists.full_num,
+        full_q_indices=lists.full_indices,
+        block_size=(_HALF, _WHOLE) if is_wide else (_HALF, _HALF),
         halves=None,
     )

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import pliax as px
 from pliax.kernels.attention import refinement
 from pliax.kernels.attention.block_lists import column_and_met, listed, spread
-from pliax.kernels.attention.refinement import for_forward, for_keys, for_queries
+from pliax.kernels.attention.refinement import for_keys, for_queries
 
 
 def refined(mask):
@@ -71,18 +71,21 @@ def test_halves_are_the_blocks_of_a_mask_of_their_size(
     is_sparse = mask.sparsity() >= 66 and (1 - mask.sparsity() / 100) * lengths[0] < 900
     assert (found.halves is not None) == is_sparse
     assume(is_sparse)
-    cuts = {(128, 64): found.halves.queries, (64, 128): found.halves.keys}
-    cuts[128, 128] = found.halves.whole
-    if found.halves.forward is not None:
-        cuts[64, 64] = found.halves.forward
+    halves = found.halves
+    cuts = [
+        ((64, 64), halves.queries, False),
+        ((64, 64), halves.keys, True),
+        ((128, 128), halves.wide_queries, False),
+        ((64, 128), halves.wide_keys, True),
+    ]
     b, h, q, k = jnp.ix_(*map(jnp.arange, mask.shape))
     dense = visible(b, h, q, k)
     asked = [ids[q] == ids[k], q - k >= -(b + h), q - k < past]
     asked = [np.broadcast_to(x, dense.shape) for x in asked]
-    for size, lists in cuts.items():
+    for size, lists, is_transposed in cuts:
         some, every = in_blocks(dense, size)
         met = [in_blocks(x, size, beyond=True)[1] for x in asked]
-        if size == (64, 128):
+        if is_transposed:
             some, every, *met = (x.swapaxes(2, 3) for x in (some, every, *met))
         columns, told = column_and_met(lists.indices)
         partial, full = spread(lists._replace(indices=columns), some.shape[3])
@@ -126,16 +129,15 @@ def test_halves_are_made_under_any_mesh_of_arrays_on_it(kind):
 
     with jax.set_mesh(mesh):
         jax.jit(jax.shard_map(look, in_specs=P(), out_specs=P()))(jnp.ones(2))
-    assert found[0].keys.num.shape == (1, 1, 8)
+    assert found[0].wide_keys.num.shape == (1, 1, 8)
     jnp.add(1, found[0].keys.num)  # it lies where other arrays do
 
 
 def test_wide_heads_keep_the_blocks_of_queries():
     mask = refined(documents(384))
-    for of_queries in (for_forward, for_queries):
-        assert of_queries(mask, 128).block_size == (128, 128)
-    assert for_forward(mask, 64).block_size == (64, 64)
-    assert for_keys(mask).block_size == (64, 128)
+    assert for_queries(mask, 128).block_size == (128, 128)
+    assert for_keys(mask, 128).block_size == (64, 128)
+    assert for_queries(mask, 64).block_size == for_keys(mask, 64).block_size == (64, 64)
 
 
 @pytest.mark.parametrize("size", [64, 192, (128, 64)])
