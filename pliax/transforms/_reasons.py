@@ -1,15 +1,13 @@
 """Why an executable was built: what this call has that no earlier call had."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from ._arguments import Leaf, Parameters, Static, describe_type
 from ._keys import trim
-from ._ledger import Stats
-from ._tables import lines_of, table
 
 
 # The ambient settings users change, in the order in which they are reported.
@@ -93,45 +91,6 @@ def explain_miss(facts: CallFacts, earlier: Sequence[CallFacts]) -> str:
         return "new configuration: an ambient JAX setting changed"
     more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
     return "\n".join(found[:_SHOWN] + more)
-
-
-def write_report(
-    title: str, entries: Iterable[Any], outside: Stats, notes: Sequence[str]
-) -> str:
-    """The table of executables as plain text.
-
-    Each entry has the `group` of sizes it is for, the `reason` why it was built and a
-    `tally` of what it cost.
-    """
-    grid = table(
-        ("#", "calls", "trace ms", "lower ms", "compile ms", "waste"),
-        ("sizes", "compiled because"),
-    )
-    for number, entry in enumerate(entries, 1):
-        grid.add_row(*_row(number, entry))
-    return "\n".join([title, *lines_of(grid), *_outside(outside), *notes])
-
-
-def _row(number: int, entry: Any) -> tuple[Any, ...]:
-    from rich.text import Text
-
-    tally = entry.tally.read()
-    stages = (tally[f"{stage}_seconds"] for stage in ("trace", "lower", "compile"))
-    times = (f"{1e3 * seconds:.1f}" for seconds in stages)
-    # Text, because rich would read the brackets of f32[8,4] as markup.
-    texts = Text(entry.group or "-"), Text(entry.reason)
-    waste = f"{entry.tally.waste:.1%}" if tally["held"] else "-"
-    return str(number), str(tally["calls"]), *times, waste, *texts
-
-
-def _outside(outside: Stats) -> list[str]:
-    if not outside.calls and not outside.traces:
-        return []
-    return [
-        f"Without an executable of their own (inside other transformations, under "
-        f"disable_jit, of classes that hold nothing but arrays, or failed): "
-        f"{outside.calls} calls, {outside.traces} traces."
-    ]
 
 
 class _Differences(NamedTuple):

@@ -59,7 +59,8 @@ from ._ledger import Ledger, Stats
 from ._logs import tell_executable
 from ._options import Options, check_options, read_where
 from ._profiles import save_decisions
-from ._reasons import explain_miss, read_facts, write_report
+from ._reasons import explain_miss, read_facts
+from ._reports import write_report
 from ._sizes import Sizes, group_of, read_sizes
 from .padding import PaddingRefused
 from .specialization import range_text
@@ -427,13 +428,8 @@ class CompiledFunction(Dispatched):
 
     def explain(self) -> str:
         """A table of the executables: why each was built, its calls, its times."""
-        stats = self.stats
-        title = (
-            f"{self._parameters.owner}: {stats.calls} calls, {stats.traces} traces, "
-            f"{stats.compilations} compilations"
-        )
         plans = [plan for plan in (*self._plans, *self._noticed) if plan.facts]
-        return write_report(title, plans, self._ledger.outside(), self._notes())
+        return write_report(self._catalog, plans)
 
     def save_decisions(self, path: Any = None) -> None:
         """Saves which sizes were found to change, for `px.compile(..., decisions=)`.
@@ -462,21 +458,6 @@ class CompiledFunction(Dispatched):
             1
         """
         save_decisions(path, self._catalog, self._known.items())
-
-    def _notes(self) -> list[str]:
-        entries = self._catalog.entries
-        notes = self._catalog.expected_waste()
-        notes += dict.fromkeys(text for e in entries for text in e.reading.legend)
-        notes += [f"guard: {g}" for g in dict.fromkeys(map(str, self.guards))]
-        collapsed = (x for t in self.traces for x in t.assumptions.collapses.notes)
-        notes += [f"specialised: {text}" for text in dict.fromkeys(collapsed)]
-        notes += [f"constant: {text}" for text in dict.fromkeys(self._catalog.fixed)]
-        born = (text for e in entries if e.trace for text in e.trace.born_from_data)
-        notes += [f"born from data: {text}" for text in dict.fromkeys(born)]
-        exact = (f"{name}: {why}" for e in entries for name, why in e.exact.items())
-        notes += [f"exact sizes of {text}" for text in dict.fromkeys(exact)]
-        refusals = dict.fromkeys(e.refusal for e in entries if e.refusal)
-        return notes + [f"not padded: {text}" for text in refusals]
 
     def _check_leaves(self, args: tuple, kwargs: dict) -> list:
         leaves = self._parameters.leaves(args, kwargs)
