@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType
 
 from pliax.core.conditions import Condition
@@ -15,6 +16,7 @@ from pliax.core.marks import Marked
 from pliax.core.provenance import NOWHERE
 from pliax.core.unbacked import NeedsSizesError
 
+from ._arguments import Leaf, Parameters
 from ._families import Position, Reading, is_integer
 from ._keys import leaf_key
 from ._leaves import on_leaves
@@ -74,6 +76,36 @@ def marks_of(names: Sequence[str], args: tuple, kwargs: dict) -> dict[str, str]:
     marked = jax.tree.leaves((args, kwargs), is_leaf=_is_marked)
     pairs = zip(names, marked, strict=True)
     return {name: str(x) for name, x in pairs if _is_marked(x)}
+
+
+def checked_leaves(parameters: Parameters, args: tuple, kwargs: dict) -> list[Leaf]:
+    """Every argument of a call, which has no marks; what is no array is refused."""
+    leaves = parameters.leaves(args, kwargs)
+    for leaf in leaves:
+        try:
+            jax.typeof(leaf.value)
+        except (TypeError, OverflowError) as error:
+            text = _not_an_array(parameters, leaf, error)
+            raise type(error)(text) from None
+    return leaves
+
+
+def _not_an_array(parameters: Parameters, leaf: Leaf, error: Exception) -> str:
+    root, name = leaf.steps[0], type(leaf.value).__name__
+    if isinstance(error, OverflowError):
+        return f"{parameters.owner}: argument `{leaf.name}`: {error}."
+    if isinstance(leaf.value, np.ndarray) and not leaf.value.dtype.isnative:
+        return (
+            f"{parameters.owner}: argument `{leaf.name}` has dtype {leaf.value.dtype}, "
+            f"whose bytes are in another order than this machine's ({error}).\nPass "
+            f"{leaf.name}.astype({leaf.name}.dtype.newbyteorder('='))."
+        )
+    return (
+        f"{parameters.owner}: argument `{leaf.name}` has type {name}, which is not an "
+        f"array, a NumPy array of numbers or a Python number ({error}).\nPass "
+        f'static_argnames="{root}" if `{root}` is hashable and part of the function, '
+        f"or register {name} as a pytree (jax.tree_util.register_dataclass)."
+    )
 
 
 def abstract(reading: Reading, leaf: int, value: Any, assumptions: Assumptions) -> Any:

@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ._arguments import Leaf, Parameters, Static, describe_type
+from ._arguments import Parameters, Static, describe_type
 from ._keys import trim
+from ._kinds import checked_leaves, marks_of, unmarked
+from ._sizes import Sizes
 
 
 # The ambient settings users change, in the order in which they are reported.
@@ -58,26 +60,28 @@ class CallFacts:
 
 
 def read_facts(
-    parameters: Parameters,
-    args: tuple,
-    kwargs: dict,
-    sizes: Mapping[str, tuple[int, Leaf]],
-    marks: Mapping[str, str],
+    parameters: Parameters, sizes: Sizes, args: tuple, kwargs: dict
 ) -> CallFacts:
     """The facts of one call, arguments named after the signature."""
-    statics = parameters.statics(args, kwargs)
-    bare = (
-        tuple(a for a in args if not isinstance(a, Static)),
-        {k: a for k, a in kwargs.items() if not isinstance(a, Static)},
-    )
+    bare = unmarked(args, kwargs)
+    leaves = checked_leaves(parameters, *bare)
+    marks = marks_of([leaf.name for leaf in leaves], args, kwargs)
+    named = sizes.read(leaves)
     ambient = {name: str(getattr(jax.config, name)) for name in _SETTINGS}
     return CallFacts(
-        arrays={x.name: _read_array(x.value) for x in parameters.leaves(args, kwargs)},
-        statics=statics,
-        structure=str(jax.tree.structure(bare)),
+        arrays={x.name: _read_array(x.value) for x in leaves},
+        statics=parameters.statics(*bare),
+        structure=str(jax.tree.structure(_without_statics(*bare))),
         ambient=ambient | {"mesh": str(jax.sharding.get_abstract_mesh())},
-        sizes={name: (size, leaf.name) for name, (size, leaf) in sizes.items()},
+        sizes={name: (size, leaf.name) for name, (size, leaf) in named.items()},
         marks=marks,
+    )
+
+
+def _without_statics(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    return (
+        tuple(a for a in args if not isinstance(a, Static)),
+        {k: a for k, a in kwargs.items() if not isinstance(a, Static)},
     )
 
 

@@ -29,7 +29,6 @@ from time import perf_counter
 from typing import Any
 
 import jax
-import numpy as np
 
 from pliax.core._jax import call_context, is_tracing
 from pliax.core.guards import Assumptions
@@ -54,12 +53,12 @@ from ._execution import Bound, Plan
 from ._families import Family, is_number, sizes_of_leaves
 from ._garbage import garbage_left_alone, garbage_searched
 from ._inside import run_inside
-from ._kinds import hold_descriptions, kind, marks_of, unmarked
+from ._kinds import checked_leaves, hold_descriptions, kind, unmarked
 from ._ledger import Ledger, Stats
 from ._logs import tell_executable
 from ._options import Options, check_options, read_where
 from ._profiles import save_decisions
-from ._reasons import explain_miss, read_facts
+from ._reasons import CallFacts, explain_miss, read_facts
 from ._reports import write_report
 from ._sizes import Sizes, group_of, read_sizes
 from .padding import PaddingRefused
@@ -231,7 +230,7 @@ class CompiledFunction(Dispatched):
 
     def _call_plainly(self, args: tuple, kwargs: dict) -> Any:
         args, kwargs = unmarked(args, kwargs)
-        leaves = self._check_leaves(args, kwargs)
+        leaves = checked_leaves(self._parameters, args, kwargs)
         sizes = self._sizes.read(leaves)
         self._catalog.check_dims({n: (s, x.name) for n, (s, x) in sizes.items()})
         group = group_of(sizes)
@@ -373,11 +372,8 @@ class CompiledFunction(Dispatched):
 
     # --- what is known ----------------------------------------------------------------
 
-    def _facts(self, args: tuple, kwargs: dict) -> Any:
-        bare = unmarked(args, kwargs)
-        leaves = self._check_leaves(*bare)
-        marks = marks_of([leaf.name for leaf in leaves], args, kwargs)
-        return read_facts(self._parameters, *bare, self._sizes.read(leaves), marks)
+    def _facts(self, args: tuple, kwargs: dict) -> CallFacts:
+        return read_facts(self._parameters, self._sizes, args, kwargs)
 
     def _all_facts(self) -> list[Any]:
         return [plan.facts for plan in (*self._plans, *self._noticed) if plan.facts]
@@ -458,16 +454,6 @@ class CompiledFunction(Dispatched):
             1
         """
         save_decisions(path, self._catalog, self._known.items())
-
-    def _check_leaves(self, args: tuple, kwargs: dict) -> list:
-        leaves = self._parameters.leaves(args, kwargs)
-        for leaf in leaves:
-            try:
-                jax.typeof(leaf.value)
-            except (TypeError, OverflowError) as error:
-                text = _not_an_array(self._parameters, leaf, error)
-                raise type(error)(text) from None
-        return leaves
 
 
 def compile(
@@ -608,21 +594,3 @@ def _group(ranges: Mapping[str, tuple[int, int]], facts: Any) -> str:
 def _timed(stage: Callable[[], Any]) -> tuple[Any, float]:
     start = perf_counter()
     return stage(), perf_counter() - start
-
-
-def _not_an_array(parameters: Parameters, leaf: Any, error: Exception) -> str:
-    root, kind = leaf.steps[0], type(leaf.value).__name__
-    if isinstance(error, OverflowError):
-        return f"{parameters.owner}: argument `{leaf.name}`: {error}."
-    if isinstance(leaf.value, np.ndarray) and not leaf.value.dtype.isnative:
-        return (
-            f"{parameters.owner}: argument `{leaf.name}` has dtype {leaf.value.dtype}, "
-            f"whose bytes are in another order than this machine's ({error}).\nPass "
-            f"{leaf.name}.astype({leaf.name}.dtype.newbyteorder('='))."
-        )
-    return (
-        f"{parameters.owner}: argument `{leaf.name}` has type {kind}, which is not an "
-        f"array, a NumPy array of numbers or a Python number ({error}).\nPass "
-        f'static_argnames="{root}" if `{root}` is hashable and part of the function, '
-        f"or register {kind} as a pytree (jax.tree_util.register_dataclass)."
-    )
