@@ -24,7 +24,7 @@ import pickle
 import sys
 import threading
 import types
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -48,22 +48,20 @@ from ._builds import builds
 from ._catalog import Catalog, RecompileLimitError as RecompileLimitError
 from ._decisions import function_name, read_decisions
 from ._dispatch import Dispatched, Form, accessor, dispatcher
-from ._donation import are_donated, note_deleted
-from ._execution import Bound, Plan
-from ._families import Family, is_number, sizes_of_leaves
-from ._garbage import garbage_left_alone, garbage_searched
+from ._donation import note_deleted
+from ._executables import Call, Executables
+from ._execution import Bound
+from ._families import is_number, sizes_of_leaves
+from ._garbage import garbage_left_alone
 from ._inside import run_inside
 from ._kinds import checked_leaves, hold_descriptions, kind, unmarked
 from ._ledger import Ledger, Stats
-from ._logs import tell_executable
 from ._options import Options, check_options, read_where
 from ._profiles import save_decisions
-from ._reasons import CallFacts, explain_miss, read_facts
 from ._reports import write_report
 from ._sizes import Sizes, group_of, read_sizes
 from .padding import PaddingRefused
-from .specialization import range_text
-from .tracing import SymbolicTrace, validate_if_asked
+from .tracing import SymbolicTrace
 
 
 _CONVERTS = (
@@ -71,29 +69,6 @@ _CONVERTS = (
     "arrays can be in it. Let what rebuilds it for jax.tree_util keep what it is given"
 )
 _NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Call:
-    """A call that the short way does not know.
-
-    Attributes:
-        key: its structure and types, all but sizes.
-        sizes: in the order of its flat arguments.
-        args: as the user gave them, perhaps marked.
-        kwargs: likewise.
-        entry: the trace that serves it.
-        values: the trace's named sizes in this call.
-        facts: what explains why it was compiled.
-    """
-
-    key: Hashable
-    sizes: tuple[int, ...]
-    args: tuple
-    kwargs: dict
-    entry: Any = None
-    values: dict[str, int] = dataclasses.field(default_factory=dict)
-    facts: Any = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -119,16 +94,16 @@ class CompiledFunction(Dispatched):
     _counted: Callable[..., Any]
     _catalog: Catalog
     _plain: Any = dataclasses.field(init=False)
+    _executables: Executables = dataclasses.field(init=False)
     _forms: dict = dataclasses.field(init=False, default_factory=dict)
     _known: dict = dataclasses.field(init=False, default_factory=dict)
-    _plans: list = dataclasses.field(init=False, default_factory=list)
-    _noticed: list = dataclasses.field(init=False, default_factory=list)
     _building: dict = dataclasses.field(init=False, default_factory=dict)
     _lock: Any = dataclasses.field(init=False, default_factory=threading.RLock)
 
     def __post_init__(self):
         plain = jax.jit(self._counted, donate_argnums=self._options.donated)
         object.__setattr__(self, "_plain", plain)
+        object.__setattr__(self, "_executables", Executables(self._catalog, plain))
         self._generate_dispatch()
         for name in _NAMES:
             object.__setattr__(self, name, getattr(plain, name))
@@ -146,12 +121,7 @@ class CompiledFunction(Dispatched):
         if (key, sizes) in self._known:
             return
         self._known[key, sizes] = bound
-        facts = self._facts(args, kwargs)
-        with self._ledger.building(plan.group) as tally:
-            tally.add(compilations=1, compile_seconds=builds.seconds)
-        reason = explain_miss(facts, self._all_facts())
-        tell_executable(self._parameters.owner, plan.group, reason)
-        self._noticed.append(Plan(plan.entry, {}, plan.group, reason, facts, tally))
+        self._executables.notice(plan, args, kwargs)
 
     def _remember(self, args: tuple, kwargs: dict, bound: Bound) -> None:
         """Lets the short way find this plan."""
@@ -210,11 +180,11 @@ class CompiledFunction(Dispatched):
             if not hold_descriptions(structure, leaves):
                 self._refuse_if_required(_CONVERTS)
                 return self._call_plainly(args, kwargs)
-            bound = self._bind_once(_Call(key, sizes, args, kwargs))
+            bound = self._bind_once(Call(key, sizes, args, kwargs))
         try:
             return self._timed_call(bound, args, kwargs)
         except Unlike:  # the same sizes, but devices cannot divide their bucket
-            bound = self._bind_anew(_Call(key, sizes, args, kwargs))
+            bound = self._bind_anew(Call(key, sizes, args, kwargs))
             return self._timed_call(bound, args, kwargs)
 
     def _refuse_if_required(self, reason: str) -> None:
@@ -259,7 +229,7 @@ class CompiledFunction(Dispatched):
             self._catalog.bears_sizes |= bool(born)
         return result
 
-    def _bind_once(self, call: _Call) -> Bound:
+    def _bind_once(self, call: Call) -> Bound:
         """What serves a call; threads that ask for one kind of call wait in line."""
         with self._lock:
             building = self._building.setdefault(call.key, threading.RLock())
@@ -269,114 +239,15 @@ class CompiledFunction(Dispatched):
                 bound = self._bind_anew(call)
             return bound
 
-    def _bind_anew(self, call: _Call) -> Bound:
+    def _bind_anew(self, call: Call) -> Bound:
         """What serves a call, and from now on those of its key and sizes."""
         with garbage_left_alone():
-            bound = self._bind(call)
+            bound = self._executables.bind(call)
         self._known[call.key, call.sizes] = bound
         self._remember(call.args, call.kwargs, bound)
         return bound
 
-    def _bind(self, call: _Call) -> Bound:
-        facts = self._facts(call.args, call.kwargs)
-        self._catalog.check_dims(facts.sizes)
-        family = self._catalog.family(call.key, call.args, call.kwargs)
-        entry, values = self._catalog.entry(
-            family, call.sizes, call.args, call.kwargs, (facts, self._all_facts())
-        )
-        call = dataclasses.replace(call, entry=entry, values=values, facts=facts)
-        try:
-            return self._planned(family, call)
-        except Exception as error:
-            self._catalog.note_failed(family, call.sizes, error)
-            self._catalog.forget_failed(family, call.sizes)
-            raise
-
-    def _planned(self, family: Family, call: _Call) -> Bound:
-        """What serves a call of a known trace: padded, else exact, else JAX's own."""
-        entry = call.entry
-        try:
-            return self._in_bucket(call)
-        except NeedsSizesError:
-            entry = self._catalog.with_sizes(family, entry, call.args, call.kwargs)
-            return self._planned(family, dataclasses.replace(call, entry=entry))
-        except PaddingRefused as refusal:
-            if refusal.is_about_range and entry.narrow(call.values):
-                return self._planned(family, call)
-            if self._options.padding == "require":
-                raise
-            self._catalog.refuse(entry, refusal)
-        try:
-            return self._in_bucket(call)
-        except PaddingRefused as refusal:  # not even at its exact sizes
-            if entry.trace and entry.trace.born_from_data:  # JAX cannot trace it
-                raise
-            self._catalog.refuse(entry, refusal)
-        entry = self._catalog.give_up(family, entry, call.sizes)
-        return self._in_bucket(dataclasses.replace(call, entry=entry, values={}))
-
-    def _in_bucket(self, call: _Call) -> Bound:
-        """The executable of an entry for the bucket of a call."""
-        entry = call.entry
-        leaves = jax.tree.leaves((call.args, call.kwargs))
-        ranges, special = self._catalog.ranges(entry, call.values, leaves)
-        plans = [plan for plan in self._plans if plan.entry is entry and plan.facts]
-        for plan in plans:
-            if plan.ranges == ranges:
-                return self._bound(plan, call)
-        reason = f"new bucket: {range_text(ranges)}" if plans else entry.reason
-        group = _group(ranges, call.facts)
-        if special is not None:
-            name, number = special
-            condition = f"specialize_on[{number}] of {name}"
-            reason = f"{condition} holds; {reason}"
-            low, high = ranges[name]
-            group = f"{group} ({condition})" if low < high else group
-        plan = Plan(entry, ranges, group, reason)
-        plan.compile_as(self._counted, self._options.donated, self._plain)
-        with self._ledger.building(group) as tally:
-            plan.tally = tally
-            bound = self._bound(plan, call)
-            self._compile(plan, bound, call)
-            if entry.tally is not None:
-                tally.add(**entry.tally.read())
-                entry.tally = None
-        plan.facts = call.facts
-        with self._lock:
-            self._plans.append(plan)
-        return bound
-
-    def _bound(self, plan: Plan, call: _Call) -> Bound:
-        bound = plan.bind(call.values, call.args, call.kwargs)
-        if bound.paddings and self._options.donated:
-            leaves = self._parameters.leaves(*unmarked(call.args, call.kwargs))
-            given = are_donated(self._parameters, self._options.donated, leaves)
-            bound.donated = tuple(p.leaf for p in bound.paddings if given[p.leaf])
-        return bound
-
-    def _compile(self, plan: Plan, bound: Bound, call: _Call) -> None:
-        """Builds the executable stage by stage, timed; the first call finds it."""
-        args, kwargs = bound.pad(call.args, call.kwargs)
-        with plan.vetted():
-            with self._ledger.tracing(plan.tally):
-                traced = plan.jitted.trace(bound.packed, *args, **kwargs)
-            tell_executable(self._parameters.owner, plan.group, plan.reason)
-            lowered, seconds = _timed(traced.lower)
-            plan.tally.add(lower_seconds=seconds)
-            with garbage_searched():
-                _, seconds = _timed(lowered.compile)
-            plan.name = builds.name
-            plan.tally.add(compile_seconds=seconds, compilations=1)
-        if plan.entry.trace:
-            validate_if_asked(plan.entry.trace)  # the rules of padding have asked more
-
     # --- what is known ----------------------------------------------------------------
-
-    def _facts(self, args: tuple, kwargs: dict) -> CallFacts:
-        return read_facts(self._parameters, self._sizes, args, kwargs)
-
-    def _all_facts(self) -> list[Any]:
-        return [plan.facts for plan in (*self._plans, *self._noticed) if plan.facts]
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds as a method: the instance becomes the first argument, as in jax.jit."""
@@ -424,8 +295,7 @@ class CompiledFunction(Dispatched):
 
     def explain(self) -> str:
         """A table of the executables: why each was built, its calls, its times."""
-        plans = [plan for plan in (*self._plans, *self._noticed) if plan.facts]
-        return write_report(self._catalog, plans)
+        return write_report(self._catalog, self._executables.all)
 
     def save_decisions(self, path: Any = None) -> None:
         """Saves which sizes were found to change, for `px.compile(..., decisions=)`.
@@ -580,17 +450,3 @@ def _count_traces(f: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:
     body.__doc__ = f.__doc__
     body.__wrapped__ = f  # pyright: ignore[reportFunctionMemberAccess]
     return body
-
-
-def _group(ranges: Mapping[str, tuple[int, int]], facts: Any) -> str:
-    """The named sizes an executable is for, "b=8" or "t<=64"."""
-    texts = []
-    for name, (size, _) in facts.sizes.items():
-        low, high = ranges.get(name, (size, size))
-        texts.append(range_text({name: (low, high)}))
-    return ", ".join(texts)
-
-
-def _timed(stage: Callable[[], Any]) -> tuple[Any, float]:
-    start = perf_counter()
-    return stage(), perf_counter() - start

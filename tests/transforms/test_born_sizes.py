@@ -326,7 +326,7 @@ def test_a_check_that_follows_is_none():
 
     f = px.compile(f)
     assert f(X[:3]).bound == 3  # room for what was stated, not for the whole array
-    (plan,) = [p for p in f._plans if p.facts]
+    (plan,) = f._executables.plans
     assert [text.partition("\n")[0] for text in plan.checks] == []
 
 
