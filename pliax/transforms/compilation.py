@@ -31,10 +31,8 @@ from typing import Any
 import jax
 
 from pliax.core._jax import call_context, is_tracing
-from pliax.core.guards import Assumptions
 from pliax.core.provenance import calling_place
 from pliax.core.ragged import with_constants
-from pliax.core.unbacked import NeedsSizesError, born_in, tracing_context
 
 from ._arguments import (
     Parameters,
@@ -51,15 +49,15 @@ from ._dispatch import Dispatched, Form, accessor, dispatcher
 from ._donation import note_deleted
 from ._executables import Call, Executables
 from ._execution import Bound
-from ._families import is_number, sizes_of_leaves
+from ._families import sizes_of_leaves
 from ._garbage import garbage_left_alone
-from ._inside import run_inside
-from ._kinds import checked_leaves, hold_descriptions, kind, unmarked
+from ._kinds import hold_descriptions, kind
 from ._ledger import Ledger, Stats
 from ._options import Options, check_options, read_where
+from ._plain_calls import call_plainly
 from ._profiles import save_decisions
 from ._reports import write_report
-from ._sizes import Sizes, group_of, read_sizes
+from ._sizes import Sizes, read_sizes
 from .padding import PaddingRefused
 from .tracing import SymbolicTrace
 
@@ -164,22 +162,22 @@ class CompiledFunction(Dispatched):
 
     def _call(self, args: tuple, kwargs: dict) -> Any:
         if is_tracing():
-            return self._call_plainly(args, kwargs)
+            return call_plainly(self._catalog, self._plain, args, kwargs)
         self._parameters.check_keywords(kwargs)
         leaves, structure = jax.tree_util.tree_flatten((args, kwargs))
         try:
             kinds = tuple(map(kind, leaves))
         except (TypeError, OverflowError):  # no array, or a leaked tracer
-            return self._call_plainly(args, kwargs)
+            return call_plainly(self._catalog, self._plain, args, kwargs)
         sizes = sizes_of_leaves(leaves)
         key = (structure, call_context(), kinds)
         bound = self._known.get((key, sizes))
         if bound is None:
             if jax.config.jax_disable_jit:
-                return self._call_plainly(args, kwargs)
+                return call_plainly(self._catalog, self._plain, args, kwargs)
             if not hold_descriptions(structure, leaves):
                 self._refuse_if_required(_CONVERTS)
-                return self._call_plainly(args, kwargs)
+                return call_plainly(self._catalog, self._plain, args, kwargs)
             bound = self._bind_once(Call(key, sizes, args, kwargs))
         try:
             return self._timed_call(bound, args, kwargs)
@@ -196,37 +194,6 @@ class CompiledFunction(Dispatched):
         with bound.plan.vetted():
             result = bound.call(args, kwargs)
         bound.calls.called(perf_counter() - start)
-        return result
-
-    def _call_plainly(self, args: tuple, kwargs: dict) -> Any:
-        args, kwargs = unmarked(args, kwargs)
-        leaves = checked_leaves(self._parameters, args, kwargs)
-        sizes = self._sizes.read(leaves)
-        self._catalog.check_dims({n: (s, x.name) for n, (s, x) in sizes.items()})
-        group = group_of(sizes)
-        with self._ledger.calling(self._ledger.uncached(group)):
-            try:
-                return self._call_in_trace(args, kwargs)
-            except NeedsSizesError:
-                if tracing_context.value is not None:  # an outer px.compile's affair
-                    raise
-                owner = self._parameters.owner
-                return run_inside(self._counted, args, kwargs, owner)
-            except Exception:  # JAX's tracers of integers are no indices, for example
-                if not (is_tracing() and any(is_number(x.value) for x in leaves)):
-                    raise
-            return self._counted(*args, **kwargs)
-
-    def _call_in_trace(self, args: tuple, kwargs: dict) -> Any:
-        """As JAX calls it; anew where results have sizes born in it, which differ."""
-        plain, outer = self._plain, tracing_context.value
-        if self._catalog.bears_sizes and isinstance(outer, Assumptions):
-            f = functools.partial(self._counted)  # which no earlier trace is found for
-            plain = jax.jit(f, donate_argnums=self._options.donated)
-        result = plain(*args, **kwargs)
-        if isinstance(outer, Assumptions):
-            born = born_in(result, outer) - born_in((args, kwargs), outer)
-            self._catalog.bears_sizes |= bool(born)
         return result
 
     def _bind_once(self, call: Call) -> Bound:
