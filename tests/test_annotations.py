@@ -12,7 +12,7 @@ from beartype import beartype
 from jaxtyping import Array, Float, Int, PyTree
 
 import pliax as px
-from pliax.core.known_sizes import Symbol
+from pliax.core.symbols import Symbol
 from pliax.kernels.matrix_products.api import add_matmul
 
 

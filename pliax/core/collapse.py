@@ -12,9 +12,10 @@ from typing import Any
 from .conditions import Condition, conjuncts, names_of
 from .config import dynamic_log
 from .dims import Size
-from .known_sizes import KnownSizes, Symbol
+from .known_sizes import KnownSizes
 from .provenance import Place
 from .size_expressions import bounds, code, divided, evaluate, is_quotient, variables
+from .symbols import Symbol
 
 
 _TRIED = 64  # values that are tried one by one

@@ -45,11 +45,12 @@ from .constraints import FUNCTIONS
 from .decisions import Decision, comparison_key, key_of
 from .dims import Size
 from .float_formulas import COMPARISONS
-from .known_sizes import KnownSizes, Symbol
+from .known_sizes import KnownSizes
 from .other_traces import UnknownIntegerError, are_of_two_traces, stray, value_of
 from .provenance import Place, user_place
 from .size_expressions import code, divided, evaluate, is_remainder
 from .size_values import SizeValues
+from .symbols import Symbol
 
 
 @dataclasses.dataclass(frozen=True)

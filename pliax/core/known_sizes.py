@@ -9,10 +9,9 @@ learned before.
 """
 
 import dataclasses
-import functools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -26,45 +25,11 @@ from .size_expressions import (
     evaluate,
     is_remainder,
     modulo,
+    slope_of,
     substitute,
     variables,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Symbol:
-    """A named size.
-
-    Attributes:
-        name: as it appears in expressions, "t".
-        hint: its value in the call that is traced; None if only the device knows it.
-        origin: what it was read off, "x.shape[0]".
-        is_strong: whether it must not become a constant.
-        is_named: whether the user gave it its name.
-        low: its smallest value.
-        high: its largest value, or None.
-        offset: how much more it is than the Python integer that it was read off.
-        is_traced: whether nobody knows its value, for which the hint stands in: what
-            that decides is a guard, which a call has to refuse.
-    """
-
-    name: str
-    hint: int | None
-    origin: str
-    is_strong: bool = False
-    is_named: bool = True
-    low: int = 1
-    high: int | None = None
-    offset: int = 0
-    is_traced: bool = False
-
-    @property
-    def at_hand(self) -> str:
-        """Its value in the call that is traced, in words: "t = 9 (x.shape[0])"."""
-        if self.hint is None:
-            return ""
-        name = f"{self.name} - {self.offset}" if self.offset else self.name
-        return f"{name} = {self.hint - self.offset} ({self.origin})"
+from .symbols import Symbol, scope_of
 
 
 class KnownSizes:
@@ -89,8 +54,7 @@ class KnownSizes:
         self._divisors: dict[str, int] = {}  # of which named sizes are multiples
         for name, divisor in re.findall(_IS_MULTIPLE, "\n".join(constraints), re.M):
             self._learn_divisor(name, int(divisor))
-        stated = (text for c in constraints for text in _as_jax_states(c))
-        self._scope = jax.export.SymbolicScope((*_ranges(self.symbols), *stated))
+        self._scope = scope_of(self.symbols.values(), constraints)
         self._sizes: dict[Any, Any] = {}
         self._known: dict[tuple[str, Any], bool] = {}
 
@@ -277,7 +241,7 @@ class KnownSizes:
         """Learns a bound of one named size from an expression that is at least 0."""
         size = self.size(positive)
         names = variables(size)
-        slope = _slope(size, next(iter(names))) if len(names) == 1 else 0
+        slope = slope_of(size, next(iter(names))) if len(names) == 1 else 0
         if slope:
             (name,) = names
             offset = evaluate(size, {name: 0})
@@ -306,10 +270,10 @@ class KnownSizes:
         for a, b in self.equalities:
             difference = substitute(a, found) - substitute(b, found)
             names = sorted(variables(difference), key=self._precedence, reverse=True)
-            name = next((n for n in names if _slope(difference, n)), "")
+            name = next((n for n in names if slope_of(difference, n)), "")
             if name:
                 (itself,) = self.parse(name)
-                value = itself - _slope(difference, name) * difference
+                value = itself - slope_of(difference, name) * difference
                 found = {n: substitute(x, {name: value}) for n, x in found.items()}
                 found[name] = value
         return found
@@ -330,43 +294,5 @@ _AT_LEAST = {
 }
 
 
-def _slope(size: Any, name: str) -> int:
-    """1 or -1 if a size grows or falls with a name, whatever the others are; else 0."""
-    if any(mark in str(size) for mark in ("//", "%", "max", "min", "**")):  # steps
-        return 0
-    others = sorted(variables(size) - {name})
-    values = [dict.fromkeys(others, n) for n in (5, 11)]
-    slopes = {
-        evaluate(size, {**v, name: n + 1}) - evaluate(size, {**v, name: n})
-        for v in values
-        for n in (3, 8, 64)
-    }
-    slope = slopes.pop()
-    return slope if not slopes and slope in (1, -1) else 0
-
-
 def _expression(x: Any) -> Any:
     return x.expression if isinstance(x, Size) else int(x)
-
-
-def _ranges(symbols: Mapping[str, Symbol]) -> list[str]:
-    """What jax.export does not assume by itself: bounds other than at least 1."""
-    lows = [f"{s.name} >= {s.low}" for s in symbols.values() if s.low > 1]
-    highs = [f"{s.name} <= {s.high}" for s in symbols.values() if s.high is not None]
-    return lows + highs
-
-
-@functools.lru_cache(maxsize=1 << 10)
-def _as_jax_states(condition: str) -> tuple[str, ...]:
-    """A condition as `jax.export` takes it: it solves equations for one term alone.
-
-    "5 == t" is turned around, and "t + u == 8" becomes two inequalities.
-    """
-    left, is_equation, right = condition.partition(" == ")
-    for text in (condition, f"{right} == {left}") if is_equation else ():
-        try:
-            jax.export.SymbolicScope((text,))
-        except ValueError:
-            continue
-        return (text,)
-    return (f"{left} <= {right}", f"{left} >= {right}") if is_equation else (condition,)

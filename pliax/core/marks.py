@@ -12,7 +12,7 @@ import numpy as np
 from .conditions import guard_or_true
 from .constraints import is_name
 from .dims import larger, smaller
-from .known_sizes import Symbol
+from .symbols import Symbol
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""What a size is worth: its value, its bounds and its form.
+"""What a size is worth: its value, its bounds, its slope and its form.
 
 evaluate   : Size, values of names  ->  integer, interval or scalar
 substitute : Size, sizes of names   ->  Size
 bounds     : Size, ranges of names  ->  (lowest, highest)
+slope_of   : Size, name             ->  1, -1 or 0
 
 An expression is evaluated as the Python that it prints.
 """
@@ -135,6 +136,21 @@ def bounds(size: Any, ranges: Mapping[str, tuple[Any, Any]]) -> tuple[Any, Any]:
     values = {name: Interval(*ends) for name, ends in ranges.items()}
     result = interval(evaluate(size, values, INTERVALS))
     return result.low, result.high
+
+
+def slope_of(size: Any, name: str) -> int:
+    """1 or -1 if a size grows or falls with a name, whatever the others are; else 0."""
+    if any(mark in str(size) for mark in ("//", "%", "max", "min", "**")):  # steps
+        return 0
+    others = sorted(variables(size) - {name})
+    values = [dict.fromkeys(others, n) for n in (5, 11)]
+    slopes = {
+        evaluate(size, {**v, name: n + 1}) - evaluate(size, {**v, name: n})
+        for v in values
+        for n in (3, 8, 64)
+    }
+    slope = slopes.pop()
+    return slope if not slopes and slope in (1, -1) else 0
 
 
 def magnitude(size: Any, ranges: Mapping[str, tuple[Any, Any]]) -> Any:

@@ -18,9 +18,9 @@ from ._jax import primitive_that_stays
 from .conditions import Condition, state_p
 from .dims import LARGEST, Size
 from .guards import Assumptions
-from .known_sizes import Symbol
 from .provenance import NOWHERE
 from .size_expressions import bounds, evaluate, variables
+from .symbols import Symbol
 
 
 # The assumptions of the symbolic trace that runs, or one of the states of `ragged.py`.

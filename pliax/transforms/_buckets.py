@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from pliax.core.known_sizes import Symbol
 from pliax.core.marks import Dim, is_special
+from pliax.core.symbols import Symbol
 
 from .specialization import (
     Buckets,

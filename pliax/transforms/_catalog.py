@@ -15,10 +15,10 @@ from pliax.core.collapse import ConstraintViolationError, multiple_note, multipl
 from pliax.core.constraints import in_python
 from pliax.core.dims import LARGEST, Size
 from pliax.core.guards import Assumptions
-from pliax.core.known_sizes import Symbol
 from pliax.core.marks import holds
 from pliax.core.provenance import NOT_THE_USERS
 from pliax.core.size_expressions import at_hand
+from pliax.core.symbols import Symbol
 
 from ._arguments import Leaf, Parameters
 from ._buckets import Placement

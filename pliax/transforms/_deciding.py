@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pliax.core.known_sizes import Symbol
+from pliax.core.symbols import Symbol
 
 from ._decisions import Learned
 

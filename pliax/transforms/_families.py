@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from pliax.core.dims import LARGEST, Size
-from pliax.core.known_sizes import Symbol
 from pliax.core.size_expressions import evaluate_text
+from pliax.core.symbols import Symbol
 
 from ._deciding import (
     OFFSETS,

@@ -18,9 +18,9 @@ from pliax.core._jax import whole_tracebacks
 from pliax.core.conditions import opposite
 from pliax.core.decisions import Decision
 from pliax.core.guards import Assumptions
-from pliax.core.known_sizes import Symbol
 from pliax.core.provenance import NOWHERE, Place
 from pliax.core.size_expressions import evaluate_text
+from pliax.core.symbols import Symbol
 
 from ._trace_errors import place_of, reason_of
 from .tracing import trace_under

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 
 from pliax.core.constraints import in_python
-from pliax.core.known_sizes import Symbol
 from pliax.core.provenance import NOWHERE, Place
+from pliax.core.symbols import Symbol
 
 from ._arguments import Leaf, check_call, describe_callable, read_parameters
 from ._options import read_where

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from pliax.core.dims import LARGEST
-from pliax.core.known_sizes import Symbol
 from pliax.core.marks import Dim, answer
+from pliax.core.symbols import Symbol
 
 
 _STEPS = 14  # buckets between a smallest and a largest size

@@ -21,7 +21,6 @@ from pliax.core.conditions import Condition, FailedCheckError
 from pliax.core.config import dynamic_log
 from pliax.core.dims import Size
 from pliax.core.guards import Assumptions, Guard
-from pliax.core.known_sizes import Symbol
 from pliax.core.other_traces import UnknownSizeError
 from pliax.core.provenance import (
     NOWHERE,
@@ -31,6 +30,7 @@ from pliax.core.provenance import (
 from pliax.core.ragged import as_result, logical
 from pliax.core.reals import real_p
 from pliax.core.size_expressions import variables
+from pliax.core.symbols import Symbol
 from pliax.core.unbacked import (
     NeedsSizesError,
     asserts,

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 import pliax as px
 from pliax.core.guards import Assumptions
-from pliax.core.known_sizes import Symbol
+from pliax.core.symbols import Symbol
 
 
 RELATIONS = st.sampled_from(["==", "!=", "<", "<=", ">", ">="])

@@ -15,9 +15,9 @@ from pliax.core.collapse import ConstraintViolationError, multiple_of
 from pliax.core.constraints import constraint
 from pliax.core.dims import Size
 from pliax.core.guards import Assumptions
-from pliax.core.known_sizes import Symbol
 from pliax.core.other_traces import UnknownSizeError
 from pliax.core.size_expressions import bounds, evaluate, substitute, variables
+from pliax.core.symbols import Symbol
 from pliax.core.unbacked import new_size
 
 

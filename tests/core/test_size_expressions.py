@@ -3,8 +3,8 @@
 from hypothesis import given, strategies as st
 
 from pliax.core.guards import Assumptions
-from pliax.core.known_sizes import Symbol
 from pliax.core.size_expressions import evaluate, modulo
+from pliax.core.symbols import Symbol
 
 
 def sizes(*names):

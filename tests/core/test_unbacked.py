@@ -6,10 +6,10 @@ from hypothesis import given, strategies as st
 import pliax as px
 from pliax.core.conditions import Condition
 from pliax.core.guards import Assumptions
-from pliax.core.known_sizes import Symbol
 from pliax.core.other_traces import UnknownSizeError
 from pliax.core.provenance import NOWHERE
 from pliax.core.size_expressions import bounds, evaluate
+from pliax.core.symbols import Symbol
 from pliax.core.unbacked import most, new_size, with_unbacked
 
 

@@ -12,10 +12,10 @@ from jax.core import Tracer, eval_jaxpr
 from pliax.core.constraints import in_python
 from pliax.core.dims import Size
 from pliax.core.guards import Guard
-from pliax.core.known_sizes import Symbol
 from pliax.core.marks import holds
 from pliax.core.provenance import calling_place
 from pliax.core.symbolic_jaxprs import is_symbolic, shapes_of, with_sizes
+from pliax.core.symbols import Symbol
 from pliax.core.unbacked import most, raise_failed, with_unbacked
 from pliax.transforms._arguments import (
     Leaf,

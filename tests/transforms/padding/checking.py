@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import pliax.transforms.padding as rules
-from pliax.core.known_sizes import Symbol
 from pliax.core.size_expressions import evaluate
+from pliax.core.symbols import Symbol
 from pliax.transforms.padding.interpreter import run_whole
 from pliax.transforms.padding.layouts import Bucket
 from pliax.transforms.tracing import SymbolicTrace, trace

@@ -27,8 +27,8 @@ from transforms.programs import Program
 import pliax as px
 from pliax.core.collapse import ConstraintViolationError
 from pliax.core.constraints import constraint
-from pliax.core.known_sizes import Symbol
 from pliax.core.provenance import NOWHERE
+from pliax.core.symbols import Symbol
 from pliax.transforms._trace_errors import NotSymbolicError
 from pliax.transforms.padding import PaddingRefused
 from pliax.transforms.padding.layouts import Bucket
