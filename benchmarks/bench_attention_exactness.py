@@ -23,7 +23,7 @@ import numpy as np
 
 import pliax as px
 from benchmarks import harness
-from benchmarks.attention_workloads import Program
+from benchmarks.attention_workloads import Program, documents
 from benchmarks.bench_attention_gpu import PROGRAMS, table
 
 
@@ -38,8 +38,15 @@ def unseen(xp: Any, S: int) -> Any:
     return lambda b, h, q, k: (q >= k) & (k < ends[b]) & (q != 3)
 
 
+def unseen_documents(xp: Any, S: int) -> Any:
+    """The same, in packed documents."""
+    both = documents(xp, S), unseen(xp, S)
+    return lambda *at: both[0](*at) & both[1](*at)
+
+
 ALL = PROGRAMS | {
     "unseen": Program(mask=unseen),
+    "documents, unseen": Program(mask=unseen_documents),
     "soft cap, unseen": replace(PROGRAMS["soft cap"], mask=unseen),
     "table, unseen": replace(PROGRAMS["table"], mask=unseen),
 }
@@ -77,7 +84,7 @@ class Case:
 
     def strangers(self) -> list[Any]:
         """Which queries and keys take no part."""
-        if ALL[self.program].mask is not unseen:
+        if ALL[self.program].mask not in (unseen, unseen_documents):
             return [False, False, False]
         place = np.arange(self.S)[None, :, None, None]
         ends = np.asarray([self.S - 23, self.S // 2 + 5])[:, None, None, None]
@@ -89,11 +96,13 @@ CASES = [
     *(Case(name, 1023, 64, 64) for name in ("window", "documents", "prefix", "alibi")),
     *(Case("causal", 1000, 128, 128, H=16, K=K) for K in (1, 4)),
     *(Case("causal", 1000, *x) for x in ((64, 128), (128, 64), (32, 80), (96, 256))),
+    *(Case("documents", 1023, D, D, H=8, K=2) for D in (64, 128)),
     Case("dense", 1023, 256, 256),
     Case("soft cap", 1023, 128, 128, dtype="float16"),
     Case("table", 1023, 128, 128),
     Case("unseen", 1000, 64, 64),
     Case("unseen", 700, 128, 128, H=8, K=2),
+    *(Case("documents, unseen", 1000, D, D, H=8, K=2) for D in (64, 128)),
     Case("soft cap, unseen", 700, 64, 64, dtype="float16"),
     Case("table, unseen", 700, 128, 128),
     Case("soft cap, unseen", 500, 256, 256),
