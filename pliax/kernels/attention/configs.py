@@ -258,7 +258,9 @@ class Kernel:
             kept = rows * (D + output) * 2 + 2 * rows * 4
             return visited + kept + _REDUCTIONS + _NEXT_TILES
         kept = rows * (D + V) * 2
-        known = ALIGNED_BYTES if self.name == "dq" else config.stages * columns * 3 * 4
+        known = config.stages * columns * 3 * 4
+        if self.name == "dq":  # delta, which it sums, and what warpgroups agree on
+            known = 2 * ALIGNED_BYTES + _REDUCTIONS
         if self.name != "backward":
             return visited + kept + known
         d_scores = min(config.groups, 2) * rows * columns * 2

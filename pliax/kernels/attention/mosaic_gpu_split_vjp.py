@@ -68,7 +68,8 @@ def gradients_of(
 ) -> list[Array]:
     """The gradients of the queries, "q", of the keys, "k", of the values, "v", or "kv".
 
-    Behind that of the queries is delta, the last of the statistics, made whole.
+    Behind that of the queries is delta, the last of the statistics, made whole, of as
+    many queries as whole tiles of the kernel have.
 
     Args:
         names: Which.
@@ -153,12 +154,14 @@ class _Backward:
 
         shapes = [stay[side_of(name)].shape for name in self.names]
         found = [jax.ShapeDtypeStruct(x, gradient.dtype) for x in shapes]
-        if out:
-            found.append(jax.ShapeDtypeStruct(statistics[-1].shape, jnp.float32))
+        tiles = -(-length // config.span)
+        if out:  # of all rows that are computed
+            delta = *statistics[-1].shape[:2], tiles * config.span
+            found.append(jax.ShapeDtypeStruct(delta, jnp.float32))
         return run_kernel(
             body,
             scratch,
-            {"heads": heads, "tiles": -(-length // config.span), "batch": B},
+            {"heads": heads, "tiles": tiles, "batch": B},
             config,
             gradient.call.interpret,
             out_type=found,
@@ -243,7 +246,7 @@ class _ThreadBlock:
         blocks = Blocks(gradient.blocks, length, gradient.config, told)
         return blocks.visits(lists, b, h, first)
 
-    # --- the warpgroup that moves data ---
+    # --- what moves data: a warpgroup, or the one that computes ---
 
     def move(self, b: Any, h: Any, first: Any) -> None:
         gradient, scratch = self.gradient, self.scratch
@@ -333,12 +336,12 @@ class _ThreadBlock:
         stay = [x.at[group] for x in scratch.stay]
         for array, buffer in zip(self.arrays.stay, stay, strict=True):
             plgpu.copy_gmem_to_smem(array.at[b, rows, h], buffer, here)
-        await_stay = partial(plgpu.barrier_wait, here)
+        await_stay, known = partial(plgpu.barrier_wait, here), None
         if gradient.rows == "q":
             known = self.row_statistics((b, h, rows), stay[1], await_stay)
             self.store_delta(group, (b, h, rows), known[-1])
         else:
-            known = await_stay()
+            await_stay()
         if gradient.call.has_unseen and gradient.rows == "k":
             make_finite(stay[1], stay[1])
 

@@ -120,8 +120,8 @@ def _of_each_side(
     """
     channels, masks = max(x.shape[3] for x in arrays[1:3]), [block_mask] * 2
     is_wide = channels > _WIDE
-    is_cut = block_mask is not None and block_mask.halves is not None and not call.asked
-    is_cut = is_cut and not is_wide
+    is_cut = block_mask is not None and block_mask.halves is not None
+    is_cut = is_cut and not call.asked and not is_wide
     if block_mask is not None and is_cut:
         masks = [for_queries(block_mask, channels), for_keys(block_mask, channels)]
     of_queries, of_keys = (
@@ -129,6 +129,7 @@ def _of_each_side(
         for mask in masks
     )
     dq, delta = gradients_of("q", of_queries, arrays, score_mod, masks[0], known, out)
+    delta = filled(delta, 2, known[-1].shape[2])  # beyond its tiles: 0 times NaN is NaN
     known, found = (*known[:-1], delta), [dq]
     for names in ("k", "v") if is_wide else ("kv",):
         found += gradients_of(names, of_keys, arrays, score_mod, masks[1], known)

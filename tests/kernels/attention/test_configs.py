@@ -36,8 +36,6 @@ def test_whatever_is_asked_divides_the_blocks_and_is_not_exceeded(
 ):
     if name == "backward":
         channels = min(channels[0], 128), min(channels[1], 128)
-    if name in ("dq", "dkv"):
-        channels = channels[0], max(128, channels[1])
     asked = {k: n if "stages" in k else -(-n // 64) * 64 for k, n in asked.items()}
     config = Kernel(name, channels, blocks).config(asked)
     assert config.span % 64 == config.columns % 64 == 0

@@ -1,9 +1,12 @@
 """Laws of the order in which rows of keys add to the gradient of queries."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_plain import attention as plain_attention
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -51,10 +54,12 @@ def documents(T, length=128):
 
 def uneven_documents(T):
     """One ends inside of a block."""
+    return px.create_block_mask(in_uneven_documents(T), None, None, T, T)
+
+
+def in_uneven_documents(T):
     ids = jnp.searchsorted(jnp.asarray([128, 256, 356]), jnp.arange(T), side="right")
-    return px.create_block_mask(
-        lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k), None, None, T, T
-    )
+    return lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k)
 
 
 def causal(T):
@@ -111,6 +116,16 @@ def test_sparse_masks_have_a_kernel_for_each_side(D, mask, kernels, monkeypatch)
     assert lowered.as_text().count("stablehlo.custom_call @mosaic_gpu") == kernels
 
 
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("stages", [3, 6])
+def test_stages_that_do_not_fit_become_fewer(D, stages, monkeypatch):
+    """Mosaic counts shared memory when it lowers, and reserves some for sums."""
+    monkeypatch.setattr(mosaic_gpu_limits, "refused_device", lambda: None)
+    arrays, mask = gaussians(384, D, jnp.bfloat16), documents(384)
+    run = partial(gradients, mask=mask, implementation="mosaic_gpu", bwd_stages=stages)
+    jax.jit(lambda *x: run(x)).trace(*arrays).lower(lowering_platforms=("cuda",))
+
+
 @pytest.mark.parametrize(("D", "T"), [(64, 512), (64, 452), (128, 512)])
 def test_a_kernel_for_each_side_is_as_exact_as_the_fused_one(D, T):
     """The log-sum-exp has a cotangent, too, which is a part of delta."""
@@ -149,3 +164,25 @@ def test_sparse_masks_leave_no_trace_of_what_nobody_sees_or_sees_nothing(D):
         assert np.isfinite(x).all()
         # Added one by one, not as a product: to the rounding of half precision.
         np.testing.assert_allclose(x, y, rtol=0.02, atol=8e-3 * np.abs(y).max())
+
+
+@pytest.mark.parametrize(("D", "T", "asked"), [
+    (192, 64, {}), (64, 430, {"bwd_block_q": 64}), (128, 430, {"bwd_block_q": 64}),
+])  # fmt: skip
+def test_rows_of_a_block_that_no_tile_of_queries_has_add_nothing(D, T, asked):
+    """The kernel for dk and dv visits whole blocks of queries, that for dq has less."""
+    arrays, mask = gaussians(T, D, jnp.bfloat16), uneven_documents(T)
+
+    def of_formula(dtype):
+        def loss(*arrays):
+            out, lse, _ = plain_attention(*arrays, visible=in_uneven_documents(T))
+            lse = lse.astype(jnp.float32)
+            return jnp.sum(out.astype(jnp.float32) ** 2) + jnp.sum(jnp.sin(lse))
+
+        return jax.grad(loss, (0, 1, 2))(*(x.astype(dtype) for x in arrays))
+
+    found = gradients(arrays, mask, "mosaic_gpu", interpret=1, **asked)
+    plain, golden = of_formula(jnp.bfloat16), of_formula(jnp.float32)
+    for x, y, z in zip(found, golden, plain, strict=True):
+        error, own = (jnp.abs(a.astype(jnp.float32) - y).mean() for a in (x, z))
+        assert error <= 1.1 * own
