@@ -75,6 +75,7 @@ _PASSED = (  # what sizes are made of
     "pliax.core.size_bits",
     "pliax.core.size_expressions",
     "pliax.core.size_values",
+    "pliax.core.symbols",
     *_CHECKERS,
 )
 

@@ -84,7 +84,11 @@ class Catalog:
     @property
     def entries(self) -> list[Entry]:
         """All traces."""
-        return [e for family in self.families.values() for e in family.entries]
+        return [e for family in self._families() for e in family.entries]
+
+    def _families(self) -> list[Family]:
+        """A list of their own: other threads may find new ones meanwhile."""
+        return list(self.families.values())
 
     def family(self, key: Hashable, args: tuple, kwargs: dict) -> Family:
         """The calls of one kind; `key` is everything but their sizes."""
@@ -387,8 +391,8 @@ class Catalog:
     def fixed(self) -> list[str]:
         """The Python integers whose values programs need, and where, in words."""
         names: dict[str, list[str]] = {}
-        for family in self.families.values():
-            for position, (why, _) in family.fixed.items():
+        for family in self._families():
+            for position, (why, _) in list(family.fixed.items()):
                 names.setdefault(why, []).append(f"`{position.name}`")
         return [
             f"{', '.join(found)}: the program needs "

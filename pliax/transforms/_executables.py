@@ -1,6 +1,6 @@
 """The executables of a compiled function: which one serves a call, built if none does.
 
-Executables : a call, its trace and bucket  ->  Bound
+Executables : a call  ->  Bound, an executable and what it takes to call it
 """
 
 import dataclasses

@@ -49,6 +49,7 @@ class CallFacts:
         ambient: settings of JAX.
         sizes: the sizes that dims names, each with the array it was read off.
         marks: on the arguments that px.dynamic and its like wrap.
+        keywords: the arguments that come by name.
     """
 
     arrays: Mapping[str, ArrayFacts]
@@ -57,6 +58,7 @@ class CallFacts:
     ambient: Mapping[str, str]
     sizes: Mapping[str, tuple[int, str]]
     marks: Mapping[str, str]
+    keywords: frozenset[str]
 
 
 def read_facts(
@@ -75,6 +77,7 @@ def read_facts(
         ambient=ambient | {"mesh": str(jax.sharding.get_abstract_mesh())},
         sizes={name: (size, leaf.name) for name, (size, leaf) in named.items()},
         marks=marks,
+        keywords=frozenset(kwargs),
     )
 
 
@@ -132,6 +135,7 @@ def _differences(new: CallFacts, old: CallFacts) -> _Differences:
             for c in _array_changes(n, *pair, n in resized)
         ),
         *_static_changes(new.statics, old.statics),
+        *_way_changes(new, old),
         *_mark_changes(new.marks, old.marks),
         *_setting_changes(new.ambient, old.ambient),
     ]
@@ -201,6 +205,16 @@ def _static_changes(new: Mapping, old: Mapping) -> list[str]:
             was, now = map(_shorten, texts)
             lines.append(f"new static value: `{name}`: {was} -> {now}")
     return lines
+
+
+def _way_changes(new: CallFacts, old: CallFacts) -> list[str]:
+    """Static arguments that come another way, which JAX's cache tells apart."""
+    ways = "by position", "by name"
+    return [
+        f"new structure: `{n}` {ways[n in new.keywords]}, not {ways[n in old.keywords]}"
+        for n in new.statics
+        if n in old.statics and (n in new.keywords) != (n in old.keywords)
+    ]
 
 
 def _mark_changes(new: Mapping[str, str], old: Mapping[str, str]) -> list[str]:

@@ -1,22 +1,24 @@
 """What a compiled function tells of itself: its executables, guards and constants."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from ._catalog import Catalog
+from ._executables import Executables
 from ._execution import Plan
 from ._ledger import Stats
 from ._tables import lines_of, table
 
 
-def write_report(catalog: Catalog, plans: Iterable[Plan]) -> str:
+def write_report(executables: Executables) -> str:
     """The table of executables as plain text, and what is to be said of the traces."""
+    catalog = executables.catalog
+    # Before anything else: another thread may build more, which have no row then.
+    title, plans = _title(catalog), executables.all
     grid = table(
         ("#", "calls", "trace ms", "lower ms", "compile ms", "waste"),
         ("sizes", "compiled because"),
     )
-    title, rows = _title(catalog), list(plans)
-    for number, plan in enumerate(rows, 1):
+    for number, plan in enumerate(plans, 1):
         grid.add_row(*_row(number, plan))
     outside = _outside(catalog.ledger.outside())
     return "\n".join([title, *lines_of(grid), *outside, *_notes(catalog)])

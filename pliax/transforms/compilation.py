@@ -57,7 +57,7 @@ from ._options import Options, check_options, read_where
 from ._plain_calls import call_plainly
 from ._profiles import save_decisions
 from ._reports import write_report
-from ._sizes import Sizes, read_sizes
+from ._sizes import read_sizes
 from .padding import PaddingRefused
 from .tracing import SymbolicTrace
 
@@ -86,10 +86,8 @@ class CompiledFunction(Dispatched):
 
     __wrapped__: Callable[..., Any]
     _parameters: Parameters
-    _sizes: Sizes
     _options: Options
     _ledger: Ledger
-    _counted: Callable[..., Any]
     _catalog: Catalog
     _plain: Any = dataclasses.field(init=False)
     _executables: Executables = dataclasses.field(init=False)
@@ -99,7 +97,8 @@ class CompiledFunction(Dispatched):
     _lock: Any = dataclasses.field(init=False, default_factory=threading.RLock)
 
     def __post_init__(self):
-        plain = jax.jit(self._counted, donate_argnums=self._options.donated)
+        function, donated = self._catalog.function, self._options.donated
+        plain = jax.jit(function, donate_argnums=donated)
         object.__setattr__(self, "_plain", plain)
         object.__setattr__(self, "_executables", Executables(self._catalog, plain))
         self._generate_dispatch()
@@ -214,7 +213,7 @@ class CompiledFunction(Dispatched):
         self._remember(call.args, call.kwargs, bound)
         return bound
 
-    # --- what is known ----------------------------------------------------------------
+    # --- an object like a function ----------------------------------------------------
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds as a method: the instance becomes the first argument, as in jax.jit."""
@@ -245,6 +244,8 @@ class CompiledFunction(Dispatched):
             )
         return name
 
+    # --- what is known ----------------------------------------------------------------
+
     @property
     def stats(self) -> Stats:
         """What has happened so far: a snapshot of counters and seconds."""
@@ -262,7 +263,7 @@ class CompiledFunction(Dispatched):
 
     def explain(self) -> str:
         """A table of the executables: why each was built, its calls, its times."""
-        return write_report(self._catalog, self._executables.all)
+        return write_report(self._executables)
 
     def save_decisions(self, path: Any = None) -> None:
         """Saves which sizes were found to change, for `px.compile(..., decisions=)`.
@@ -397,7 +398,7 @@ def compile(
     counted = _count_traces(f, ledger)
     known = read_decisions(decisions, function_name(counted), owner)
     catalog = Catalog(parameters, sizes, options, ledger, counted, known)
-    return CompiledFunction(f, parameters, sizes, options, ledger, counted, catalog)
+    return CompiledFunction(f, parameters, options, ledger, catalog)
 
 
 def _count_traces(f: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding
 
 import pliax as px
-from pliax.transforms import CompiledFunction, compile as px_compile
+from pliax.transforms import CompiledFunction, _reports, compile as px_compile
 from pliax.transforms._arguments import check_callable, read_parameters
 
 
@@ -867,8 +867,26 @@ def test_wrong_number_of_arguments():
     assert f.stats.calls == 0
 
 
+def in_threads(work, count=8):
+    """The errors of so many calls at once."""
+    errors = []
+
+    def one(i):
+        try:
+            work(i)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
 def test_threads_share_one_compilation():
-    start, errors = threading.Barrier(8), []
+    start = threading.Barrier(8)
 
     @px_compile
     def f(x):
@@ -876,20 +894,50 @@ def test_threads_share_one_compilation():
         return x * 2
 
     def work(i):
-        try:
-            start.wait()
-            for size in (2, 3, 2):
-                np.testing.assert_array_equal(f(np.full(size, i)), np.full(size, 2 * i))
-        except BaseException as error:
-            errors.append(error)
+        start.wait()
+        for size in (2, 3, 2):
+            np.testing.assert_array_equal(f(np.full(size, i)), np.full(size, 2 * i))
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    assert not in_threads(work)
     assert counts(f) == (24, 2, 2)
+
+
+def test_threads_may_call_with_new_kinds_of_arguments_at_once():
+    """Each static value is a kind of its own, and all are looked through for each."""
+    f = px_compile(lambda x, n: x, static_argnames="n", recompile_limit=10**6)
+
+    def work(i):
+        for k in range(40):
+            f(1.0, (i, k))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        assert not in_threads(work)
+    finally:
+        sys.setswitchinterval(interval)
+    assert f.stats.traces == 320
+
+
+def test_a_report_lists_all_that_its_title_counts(monkeypatch):
+    """Though another thread builds an executable while it is written."""
+    f = px_compile(lambda x: x + 1)
+    f(jnp.ones(3))
+    make = _reports.table
+
+    def interrupted(*columns):
+        assert not in_threads(lambda i: f(jnp.ones(50)), 1)
+        return make(*columns)
+
+    monkeypatch.setattr(_reports, "table", interrupted)
+    assert "1 calls, 1 traces, 1 compilations" in f.explain()
+
+
+def test_a_static_argument_by_name_is_told_from_one_by_position():
+    f = px_compile(lambda x, n: x * n, static_argnames="n")
+    f(1.0, 2), f(1.0, n=2)
+    assert "new structure: `n` by name, not by position" in f.explain()
+    assert "new configuration" not in f.explain()
 
 
 def test_seconds():
