@@ -111,7 +111,8 @@ def test_a_gram_matrix_is_symmetric_where_products_are_exact(
 @settings(max_examples=4)
 @given(**SIZES, options=st.sampled_from([{}, FUSED]))
 def test_transpose_is_the_gram_matrix_of_the_transpose(stack, rows, depth, options):
-    X = (normal(0, (*stack, rows, depth)) / depth**0.5).astype(BF16)
+    # In quarters, whose sums are exact: of others the last bit depends on their order.
+    X = (jnp.round(2 * normal(0, (*stack, rows, depth))) / 4).astype(BF16)
     C = formula(X)
     np.testing.assert_array_equal(
         symmetric_matmul(X.mT, C, gamma=2.0, transpose=True, **options),
