@@ -935,7 +935,8 @@ def test_a_report_lists_all_that_its_title_counts(monkeypatch):
 
 def test_a_static_argument_by_name_is_told_from_one_by_position():
     f = px_compile(lambda x, n: x * n, static_argnames="n")
-    f(1.0, 2), f(1.0, n=2)
+    f(1.0, 2)
+    f(1.0, n=2)
     assert "new structure: `n` by name, not by position" in f.explain()
     assert "new configuration" not in f.explain()
 
