@@ -421,6 +421,10 @@ def _total(frame: FrameType, *operands: Any) -> tuple[np.integer, ...]:
         return ()
     dtype = _dtype_of(*operands)
     is_unsigned = dtype is not None and dtype.kind == "u"
+    held = frame.f_locals.get("obj")  # an integer of Python's makes all of them int64
+    held = held if isinstance(held, list | tuple) else ()
+    if any(_is_size(x) and _dtype_of(x) is None for x in held):
+        is_unsigned = False
     return (np.uint64(0) if is_unsigned else np.int64(0),)
 
 

@@ -101,6 +101,19 @@ def test_what_numpy_computes_of_sizes_has_the_type_that_jit_gives_it(
         np.testing.assert_array_equal(found, wanted)
 
 
+def test_an_integer_of_pythons_among_unsigned_ones_makes_the_total_signed():
+    def f(x):
+        n = np.uint8(2) + x.shape[0]
+        return [
+            g(held) for g in (np.prod, np.sum) for held in ((n, 2), (n, n, 2), (n, n))
+        ]
+
+    found, wanted = px.compile(f, dynamic=True), jax.jit(f)
+    for n in (3, 6):
+        each = (map(described, g(jnp.ones(n))) for g in (found, wanted))
+        assert [*next(each)] == [*next(each)]
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
 def test_the_type_of_a_result_does_not_change_with_the_second_size(dtype):
     f = px.compile(lambda x: x * np.prod((x.shape[0], 2)))
