@@ -65,7 +65,7 @@ from .mosaic_gpu_tiles import (
     run_kernel,
 )
 from .mosaic_gpu_visits import reach
-from .refinement import for_queries
+from .refinement import for_queries, with_halves
 from .row_statistics import filled, heads_first
 from .separation import MASK_MOD, SCORE_MOD
 
@@ -145,11 +145,11 @@ def forward(
     """Output, log-sum-exp, maximum and logarithm of the sum, as a `Kernel` gives."""
     query, key, value = map(aligned, arrays)
     channels = key.shape[3], value.shape[3]
-    is_cut = block_mask is not None and block_mask.halves is not None and not asked
-    if block_mask is not None and is_cut:
-        block_mask = for_queries(block_mask, max(channels))
+    cut = with_halves(block_mask, asked)
+    if cut is not None:
+        block_mask = for_queries(cut, max(channels))
     call = call_of(arrays, block_mask, scale=scale, interpret=interpret, asked=asked)
-    call = replace(call, lists_tell=is_cut)
+    call = replace(call, lists_tell=cut is not None)
     kind = Kernel("forward", channels, call.blocks)
     config = kind.config(call.asked)
     workers, room = _workers(call, config, channels, kind.room(config))

@@ -14,7 +14,7 @@ References:
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -100,9 +100,10 @@ def gradients_of(
     gradient = Gradient(call, config, rows, blocks, score, mask, query.dtype, columns)
     if call.has_unseen and "k" in names:
         blind = blind_tiles(statistics, call.sizes["q"], config.columns)
-    kernel = _Backward(gradient, names)
     given = () if out is None else (out,)
-    return kernel(stay, visit, statistics, as_lists(lists), blind, given)
+    mods = tuple(gradient.mods)
+    operands = _Arrays(stay, visit, statistics, as_lists(lists), blind, given, mods)
+    return _Backward(gradient, names)(operands)
 
 
 def side_of(name: str) -> int:
@@ -115,18 +116,9 @@ class _Backward:
     gradient: Gradient
     names: str
 
-    def __call__(
-        self,
-        stay: Any,
-        visit: Any,
-        statistics: Any,
-        lists: Any,
-        blind: Any,
-        out: tuple[Array, ...],
-    ) -> Any:
-        gradient, (B, length, heads, _) = self.gradient, stay[0].shape
-        config, mods = gradient.config, gradient.mods
-        arrays = stay, visit, statistics, lists, blind, out, *mods
+    def __call__(self, arrays: "_Arrays") -> Any:
+        gradient, (B, length, heads, _) = self.gradient, arrays.stay[0].shape
+        config, statistics = gradient.config, arrays.statistics
         leaves, tree = jax.tree.flatten(arrays)
         smem = partial(shared_memory, gradient.dtype)
         barriers = partial(plgpu.Barrier, num_barriers=config.stages)
@@ -135,27 +127,27 @@ class _Backward:
             known = [plgpu.SMEM(shape, jnp.float32) for _ in statistics]
         more = len(known) + len(gradient.columns.places)
         scratch = (
-            [smem(config.groups, config.rows, x.shape[3]) for x in stay],
-            [smem(config.stages, config.columns, x.shape[3]) for x in visit],
+            [smem(config.groups, config.rows, x.shape[3]) for x in arrays.stay],
+            [smem(config.stages, config.columns, x.shape[3]) for x in arrays.visit],
             known,
-            plgpu.SMEM((config.groups, config.rows), jnp.float32) if out else (),
+            plgpu.SMEM((config.groups, config.rows), jnp.float32) if arrays.out else (),
             gradient.columns.scratch(),
             plgpu.Barrier(num_arrivals=2, num_barriers=config.groups),
             [barriers(num_arrivals=1 + n) for n in (more, 0)],
-            [barriers(num_arrivals=config.groups) for _ in visit],
+            [barriers(num_arrivals=config.groups) for _ in arrays.visit],
             Verdict.scratch(config, interpret=gradient.call.interpret)
             if self.names == "q" and gradient.call.has_unseen
             else (),
         )
 
         def body(refs: Any, scratch: Any) -> None:
-            arrays = _Arrays(*jax.tree.unflatten(tree, refs[: len(leaves)]))
-            _ThreadBlock(self, arrays, refs[len(leaves) :], _Scratch(*scratch)).run()
+            given = jax.tree.unflatten(tree, refs[: len(leaves)])
+            _ThreadBlock(self, given, refs[len(leaves) :], _Scratch(*scratch)).run()
 
-        shapes = [stay[side_of(name)].shape for name in self.names]
+        shapes = [arrays.stay[side_of(name)].shape for name in self.names]
         found = [jax.ShapeDtypeStruct(x, gradient.dtype) for x in shapes]
         tiles = -(-length // config.span)
-        if out:  # of all rows that are computed
+        if arrays.out:  # of all rows that are computed
             delta = *statistics[-1].shape[:2], tiles * config.span
             found.append(jax.ShapeDtypeStruct(delta, jnp.float32))
         return run_kernel(
@@ -168,22 +160,26 @@ class _Backward:
         )(*leaves)
 
 
-class _Arrays:
-    """The references of a kernel's operands."""
+class _Arrays(NamedTuple):
+    """The operands of a kernel, and the references to them.
 
-    def __init__(
-        self,
-        stay: Any,
-        visit: Any,
-        statistics: Any,
-        lists: Any,
-        blind: Any,
-        out: Any,
-        *mods: Any,
-    ) -> None:
-        self.stay, self.visit, self.statistics = stay, visit, statistics
-        self.lists, self.mods = lists, mods
-        self.blind, self.out = blind, out
+    Attributes:
+        stay: Queries and cotangents of the output, or keys and values.
+        visit: The other pair.
+        statistics: Of each query.
+        lists: Of the mask.
+        blind: Whether some query sees nothing, and which tiles have one; or ().
+        out: The output, for the kernel that makes delta; or ().
+        mods: What mods are given.
+    """
+
+    stay: Any
+    visit: Any
+    statistics: Any
+    lists: Any
+    blind: Any
+    out: Any
+    mods: Any
 
 
 @dataclass(frozen=True)

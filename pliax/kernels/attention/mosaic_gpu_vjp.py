@@ -49,7 +49,7 @@ from .mosaic_gpu_tiles import (
 )
 from .mosaic_gpu_visits import reach
 from .normalization import with_slope
-from .refinement import for_keys, for_queries
+from .refinement import for_keys, for_queries, with_halves
 from .row_statistics import filled, statistics
 
 
@@ -120,12 +120,11 @@ def _of_each_side(
     """
     channels, masks = max(x.shape[3] for x in arrays[1:3]), [block_mask] * 2
     is_wide = channels > _WIDE
-    is_cut = block_mask is not None and block_mask.halves is not None
-    is_cut = is_cut and not call.asked and not is_wide
-    if block_mask is not None and is_cut:
-        masks = [for_queries(block_mask, channels), for_keys(block_mask, channels)]
+    cut = None if is_wide else with_halves(block_mask, call.asked)
+    if cut is not None:
+        masks = [for_queries(cut, channels), for_keys(cut, channels)]
     of_queries, of_keys = (
-        replace(call, blocks=mask and mask.block_size, lists_tell=is_cut)
+        replace(call, blocks=mask and mask.block_size, lists_tell=cut is not None)
         for mask in masks
     )
     dq, delta = gradients_of("q", of_queries, arrays, score_mod, masks[0], known, out)

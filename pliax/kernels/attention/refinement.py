@@ -12,6 +12,7 @@ traced may be of any kind.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -220,6 +221,11 @@ def _looked_at(mask: BlockMask, flat: Program, places: Any) -> list[tuple[Any, A
     mod, given = jax.device_put((jax.device_get(mask.mask_mod), padded))
     found = jax.device_get(look_at(mod, flat, given, mask.seq_lengths, (_HALF, _HALF)))
     return [(some[:count], every[:count]) for some, every in found]
+
+
+def with_halves(mask: BlockMask | None, asked: Mapping[str, int]) -> BlockMask | None:
+    """The mask, if it has halves and the user asks for no blocks in their place."""
+    return mask if mask is not None and mask.halves and not asked else None
 
 
 def for_queries(mask: BlockMask, channels: int) -> BlockMask:
