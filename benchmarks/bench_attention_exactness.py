@@ -82,9 +82,14 @@ class Case:
         cotangents = [normal((2, S, H, self.V)), normal((2, S, H))]
         return [normal(x) for x in shapes], floats, cotangents
 
+    @property
+    def differs_by_row(self) -> bool:
+        """Whether the mask reads the number in the batch."""
+        return ALL[self.program].mask in (unseen, unseen_documents)
+
     def strangers(self) -> list[Any]:
         """Which queries and keys take no part."""
-        if ALL[self.program].mask not in (unseen, unseen_documents):
+        if not self.differs_by_row:
             return [False, False, False]
         place = np.arange(self.S)[None, :, None, None]
         ends = np.asarray([self.S - 23, self.S // 2 + 5])[:, None, None, None]
@@ -148,7 +153,7 @@ def ours(case: Case, options: Any) -> list[np.ndarray]:
     )
     qkv = [jnp.where(n, jnp.nan, x) for n, x in zip(case.strangers(), qkv, strict=True)]
     _, mask_mod = case.mods(floats)
-    batch = 2 if ALL[case.program].mask is unseen else None
+    batch = 2 if case.differs_by_row else None
     mask = mask_mod and px.create_block_mask(mask_mod, batch, None, case.S, case.S)
 
     def attend(qkv: Any, floats: Any) -> Any:
