@@ -1,13 +1,21 @@
 """The buckets of one function: where each size lies, and what that should waste."""
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
+from pliax.core.dims import LARGEST
 from pliax.core.marks import Dim, is_special
 from pliax.core.symbols import Symbol
 
+from ._execution import Entry
+from ._families import Reading
+from ._logs import tell_bucket
+from ._shape_specs import names_in
 from .specialization import (
     Buckets,
     buckets_of,
@@ -15,6 +23,9 @@ from .specialization import (
     geometric,
     special_part,
 )
+
+
+_SPREAD = "its axis is divided by devices"
 
 
 @dataclasses.dataclass(eq=False)
@@ -31,6 +42,45 @@ class Placement:
     seen: Mapping[str, Mapping[int, int]]
     owner: str
     _tables: dict[Any, Buckets] = dataclasses.field(default_factory=dict)
+
+    def ranges(
+        self, entry: Entry, values: dict[str, int], leaves: list[Any]
+    ) -> tuple[dict[str, tuple[int, int]], tuple[str, int] | None]:
+        """The sizes that share an executable with a call's, and what is special of it.
+
+        That is a name and the number of its condition.
+
+        Sizes along which an argument is spread over devices are exact: a bucket would
+        be spread otherwise than what it holds.
+        """
+        symbols = {s.name: s for s in entry.reading.symbols}
+        spread = _spread(entry.reading, leaves)
+        ranges: dict[str, tuple[int, int]] = {}
+        placed: list[str] = []
+        for name, value in values.items():
+            symbol = symbols[name]
+            ranges[name] = value, value  # in the order of all names
+            if entry.trace is None or name in entry.unshaped:
+                whole = symbol.low, symbol.high or LARGEST
+                ranges[name] = entry.near(name, value, whole)
+                if ranges[name] == (value, value) != whole:
+                    entry.exact[name] = "what is computed of it may not fit an int32"
+            elif entry.refusal is not None:
+                continue
+            elif name in spread or entry.reading.may_be_negative(name):
+                why = _SPREAD if name in spread else "it may be negative"
+                entry.exact[name] = why
+                tell_bucket(self.owner, name, value, value, why)
+            else:
+                placed.append(name)
+        special = self.special({name: values[name] for name in placed})
+        for name in placed:
+            number = special[1] if special and special[0] == name else None
+            value, symbol = values[name], symbols[name]
+            ranges[name] = self.interval(symbol, value, number)
+            why = functools.partial(self.why, symbol, number)
+            tell_bucket(self.owner, name, value, ranges[name][1], why)
+        return ranges, special
 
     def special(self, sizes: Mapping[str, int]) -> tuple[str, int] | None:
         """The first of all conditions that holds: of which size, and its number.
@@ -128,3 +178,16 @@ def _holds(dim: Any, number: int, size: int) -> bool:
     """Whether one of the conditions of a Dim says that a size is special."""
     asked = f"specialize_on[{number}] of {dim.name}"
     return is_special(dim.specialize_on[number], size, asked)
+
+
+def _spread(reading: Reading, leaves: list[Any]) -> frozenset[str]:
+    """The named sizes of axes that are divided among devices."""
+    found: set[str] = set()
+    for position, wanted in zip(reading.positions, reading.wanted, strict=True):
+        x = leaves[position.leaf]
+        if isinstance(wanted, str) and isinstance(x, jax.Array):
+            assert position.axis is not None
+            part = x.sharding.shard_shape(x.shape)
+            if part[position.axis] != x.shape[position.axis]:
+                found |= names_in(wanted)
+    return frozenset(found)

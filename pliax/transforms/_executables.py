@@ -49,7 +49,7 @@ class Call:
     facts: Any = None
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Executables:
     """All executables of one function.
 
@@ -82,7 +82,7 @@ class Executables:
     def bind(self, call: Call) -> Bound:
         """What serves a call; traced and compiled now if nothing does."""
         catalog, facts = self.catalog, self._facts(call.args, call.kwargs)
-        catalog.check_dims(facts.sizes)
+        catalog.declarations.check(facts.sizes)
         family = catalog.family(call.key, call.args, call.kwargs)
         entry, values = catalog.entry(
             family, call.sizes, call.args, call.kwargs, (facts, self._all_facts())
@@ -128,7 +128,7 @@ class Executables:
         """The executable of an entry for the bucket of a call."""
         entry = call.entry
         leaves = jax.tree.leaves((call.args, call.kwargs))
-        ranges, special = self.catalog.ranges(entry, call.values, leaves)
+        ranges, special = self.catalog.buckets.ranges(entry, call.values, leaves)
         plans = [plan for plan in self.plans if plan.entry is entry]
         for plan in plans:
             if plan.ranges == ranges:

@@ -35,7 +35,7 @@ def call_plainly(
     args, kwargs = unmarked(args, kwargs)
     leaves = checked_leaves(catalog.parameters, args, kwargs)
     sizes = catalog.sizes.read(leaves)
-    catalog.check_dims({n: (s, x.name) for n, (s, x) in sizes.items()})
+    catalog.declarations.check({n: (s, x.name) for n, (s, x) in sizes.items()})
     group = group_of(sizes)
     with catalog.ledger.calling(catalog.ledger.uncached(group)):
         try:
