@@ -12,7 +12,7 @@ from pliax.core.dims import LARGEST
 from pliax.core.marks import Dim, is_special
 from pliax.core.symbols import Symbol
 
-from ._execution import Entry
+from ._entries import Entry
 from ._families import Reading
 from ._logs import tell_bucket
 from ._shape_specs import names_in

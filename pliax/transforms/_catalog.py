@@ -16,7 +16,7 @@ from ._arguments import Parameters
 from ._buckets import Placement
 from ._decisions import Decisions, kind_text
 from ._declarations import Declarations
-from ._execution import Entry
+from ._entries import Entry
 from ._families import Family, Reading, positions_of
 from ._kinds import unmarked
 from ._ledger import Ledger

@@ -14,7 +14,7 @@ from pliax.core.collapse import ConstraintViolationError
 from pliax.core.guards import Assumptions
 
 from ._declarations import Declarations
-from ._execution import Entry
+from ._entries import Entry
 from ._families import Family, Position, Reading
 from ._kinds import abstract, raise_as_jax, unmarked
 from ._ledger import Ledger, Tally
