@@ -6,6 +6,7 @@ exactly that size, a trailing ``...`` for any further dimensions.
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -270,8 +271,14 @@ def _read_path(path: Any, parameters: Parameters) -> tuple[str, ...]:
 
 
 def _value(expression: str, sizes: Mapping[str, int]) -> int:
+    return evaluate_text(_in_order(expression), sizes)
+
+
+@functools.lru_cache(maxsize=1024)  # half of what a call of a new integer takes
+def _in_order(expression: str) -> str:
+    """An expression as `jax.export` writes it."""
     (found,) = jax.export.symbolic_shape(expression)
-    return evaluate_text(str(found), sizes)
+    return str(found)
 
 
 def solution(

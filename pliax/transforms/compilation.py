@@ -52,6 +52,7 @@ from ._execution import Bound
 from ._families import sizes_of_leaves
 from ._garbage import garbage_left_alone
 from ._kinds import hold_descriptions, kind
+from ._known_calls import KnownCalls
 from ._ledger import Ledger, Stats
 from ._options import Options, check_options, read_where
 from ._plain_calls import call_plainly
@@ -79,6 +80,7 @@ class CompiledFunction(Dispatched):
     What it knows of a key (structure, types, static values, counters) lives as long as
     the object does, as the executables in JAX's cache live until ``jax.clear_caches``:
     a static argument that takes ever new values, or holds large ones, keeps them all.
+    Of the sizes and Python integers of calls it knows the latest thousands.
 
     Attributes:
         __wrapped__: the function as it was given.
@@ -92,7 +94,7 @@ class CompiledFunction(Dispatched):
     _plain: Any = dataclasses.field(init=False)
     _executables: Executables = dataclasses.field(init=False)
     _forms: dict = dataclasses.field(init=False, default_factory=dict)
-    _known: dict = dataclasses.field(init=False, default_factory=dict)
+    _known: KnownCalls = dataclasses.field(init=False, default_factory=KnownCalls)
     _building: dict = dataclasses.field(init=False, default_factory=dict)
     _lock: Any = dataclasses.field(init=False, default_factory=threading.RLock)
 
@@ -115,9 +117,9 @@ class CompiledFunction(Dispatched):
         leaves, structure = jax.tree_util.tree_flatten((args, kwargs))
         key = (structure, call_context(), tuple(map(kind, leaves)))
         sizes = sizes_of_leaves(leaves)
-        if (key, sizes) in self._known:
+        if self._known.get((key, sizes)) is not None:
             return
-        self._known[key, sizes] = bound
+        self._know(Call(key, sizes, args, kwargs), bound)
         self._executables.notice(plan, args, kwargs)
 
     def _remember(self, args: tuple, kwargs: dict, bound: Bound) -> None:
@@ -209,9 +211,20 @@ class CompiledFunction(Dispatched):
         """What serves a call, and from now on those of its key and sizes."""
         with garbage_left_alone():
             bound = self._executables.bind(call)
-        self._known[call.key, call.sizes] = bound
+        self._know(call, bound)
         self._remember(call.args, call.kwargs, bound)
         return bound
+
+    def _know(self, call: Call, bound: Bound) -> None:
+        """Lets later calls of the same sizes find this, until there are too many."""
+        with self._lock:
+            if self._known.are_too_many:
+                self._known.forget()
+                self._ledger.close()
+                for form in self._forms.values():
+                    form.table.clear()
+                self._generate_dispatch()
+            self._known.add((call.key, call.sizes), bound)
 
     # --- an object like a function ----------------------------------------------------
 
@@ -291,7 +304,7 @@ class CompiledFunction(Dispatched):
             2
             1
         """
-        save_decisions(path, self._catalog, self._known.items())
+        save_decisions(path, self._catalog, self._known.counted())
 
 
 def compile(
