@@ -178,8 +178,14 @@ def _traced(
     assumptions = Assumptions(symbols, constraints, owner=owner)
     try:
         return trace_under(assumptions, f, make_args)
-    except (ConstraintViolationError, UnknownSizeError, FailedCheckError):
+    except (UnknownSizeError, FailedCheckError):
         raise
+    except ConstraintViolationError as violation:
+        own = _error_at(assumptions.known.hints, f, make_args, assumptions)
+        if own is None:
+            raise
+        place = place_of(own)  # a call that is wrong in itself fixes no size
+        raise NotSymbolicError(reason_of(own), place, own, True) from violation
     except Exception as error:
         first, first_assumptions = error, assumptions
     # JAX found sizes different that agree in this call: once more, with guards.

@@ -927,6 +927,26 @@ def test_a_mistake_of_the_user_is_told_as_jit_tells_it():
         f(counting(3), counting(4))
 
 
+@pytest.mark.parametrize("padding", ["auto", "require", "never"])
+@pytest.mark.parametrize("mark", [None, px.dynamic])
+def test_one_size_that_a_function_does_not_take_is_told_as_it_tells_it(padding, mark):
+    def spread(x):
+        if x.shape[0] == 1:
+            raise LookupError("one row has no spread")
+        return x - x.mean(axis=0)
+
+    dims = None if mark else {"x": "t"}
+    f = px.compile(spread, dims=dims, padding=padding)
+    for n in (1, 4, 1, 7):
+        x = mark(ones(n), 0) if mark else ones(n)
+        if n > 1:
+            same(f(x), jnp.zeros(n))
+            continue
+        with pytest.raises(LookupError, match="one row has no spread"):
+            f(x)
+    assert len(f.traces) == 1 and "size by size" not in f.explain()
+
+
 def test_required_padding_makes_a_refusal_an_error():
     f = px.compile(spectrum, dims={"x": "t, _"}, padding="require")
     with pytest.raises(px.PaddingRefused, match="in spectrum"):
