@@ -82,15 +82,24 @@ def read_decisions(path: Any, function: str, owner: str) -> Decisions:
     """
     if path is None:
         return Decisions()
-    try:
-        path = Path(path)
-    except TypeError:
-        raise TypeError(
-            f"{owner}: decisions is {path!r} of type {type(path).__name__}.\n"
-            "Pass the path of a file that save_decisions wrote, or will write."
-        ) from None
+    path = as_path(path, f"{owner}: decisions")
     found = _read(path, owner).get(function, Decisions())
     return dataclasses.replace(found, path=path)
+
+
+def as_path(path: Any, what: str) -> Path:
+    """The path of a file.
+
+    Raises:
+        TypeError: where it is none; the message begins by what was given.
+    """
+    try:
+        return Path(path)
+    except TypeError:
+        raise TypeError(
+            f"{what} is {path!r} of type {type(path).__name__}.\n"
+            "Pass the path of a file that save_decisions wrote, or will write."
+        ) from None
 
 
 def write_decisions(path: Path, function: str, new: Decisions, owner: str) -> None:

@@ -2,11 +2,17 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from ._catalog import Catalog
-from ._decisions import Decisions, Learned, function_name, merged, write_decisions
+from ._decisions import (
+    Decisions,
+    Learned,
+    as_path,
+    function_name,
+    merged,
+    write_decisions,
+)
 from ._families import Family
 
 
@@ -19,12 +25,13 @@ def save_decisions(path: Any, catalog: Catalog, known: Iterable[Any]) -> None:
         known: ((key of a family, sizes), Bound) of every exact call.
     """
     owner = catalog.parameters.owner
-    target = catalog.decisions.path if path is None else Path(path)
-    if target is None:
+    path = catalog.decisions.path if path is None else path
+    if path is None:
         raise ValueError(
             f"{owner}: save_decisions has no path.\nPass one here, or "
             "decisions=path to px.compile."
         )
+    target = as_path(path, f"{owner}: the path of save_decisions")
     found = merged(catalog.decisions, _gathered(catalog, list(known)))
     write_decisions(target, function_name(catalog.function), found, owner)
 

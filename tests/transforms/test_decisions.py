@@ -241,6 +241,8 @@ def test_a_file_that_is_none_is_refused_by_name_and_kept(path, text, why):
 def test_what_is_no_path_is_refused():
     with pytest.raises(TypeError, match="decisions is 3 of type int"):
         px.compile(lambda x: x, decisions=3)
+    with pytest.raises(TypeError, match="the path of save_decisions is 3 of type int"):
+        px.compile(lambda x: x).save_decisions(3)
     with pytest.raises(ValueError, match=r"(?s)Is a directory.*may be read and writ"):
         px.compile(lambda x: x, decisions=tempfile.gettempdir())
     with pytest.raises(ValueError, match="save_decisions has no path"):
