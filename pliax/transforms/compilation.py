@@ -67,7 +67,7 @@ _CONVERTS = (
     "among them is a class whose constructor converts what it is given, so that only "
     "arrays can be in it. Let what rebuilds it for jax.tree_util keep what it is given"
 )
-_NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
+_NAMES = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -429,5 +429,6 @@ def _count_traces(f: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:
     body.__name__ = describe_callable(f)
     body.__qualname__ = getattr(f, "__qualname__", body.__name__)
     body.__doc__ = f.__doc__
+    body.__annotations__ = getattr(f, "__annotations__", {})
     body.__wrapped__ = f  # pyright: ignore[reportFunctionMemberAccess]
     return body

@@ -8,7 +8,7 @@ import re
 import threading
 import warnings
 from collections import Counter
-from typing import Any
+from typing import Any, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -1362,6 +1362,14 @@ def test_a_function_keeps_its_name_and_its_place():
     line = inspect.getsourcelines(branches_on_values)[1]
     with pytest.raises(jax.errors.TracerBoolConversionError, match=f"py:{line}"):
         px.compile(branches_on_values)(ones(3))
+
+
+def test_a_function_keeps_the_types_of_what_it_takes():
+    def scaled(x: jax.Array, by: int = 3) -> jax.Array:
+        return x * by
+
+    for f in (scaled, px.compile(scaled)):
+        assert get_type_hints(px.compile(f)) == get_type_hints(scaled)
 
 
 def branches_on_values(x):
