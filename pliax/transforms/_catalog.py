@@ -93,7 +93,7 @@ class Catalog:
         sizes: tuple[int, ...],
         args: tuple,
         kwargs: dict,
-        facts: Any,
+        facts: Callable[[], tuple[Any, Any]],
     ) -> tuple[Entry, dict[str, int]]:
         """What serves a call, traced now if nothing does.
 
@@ -102,7 +102,7 @@ class Catalog:
             sizes: its sizes.
             args: its arguments.
             kwargs: those by name.
-            facts: what explains a trace: the facts of this call, of earlier ones.
+            facts: tell what explains a trace: those of this call, of earlier ones.
         """
         for entry in reversed(family.entries):
             values = entry.match(sizes)
@@ -168,7 +168,7 @@ class Catalog:
                 else family.new_values(sizes)
             ):
                 return reason
-        return explain_miss(*facts)
+        return explain_miss(*facts())
 
     def refuse(self, entry: Entry, refusal: PaddingRefused) -> None:
         """Notes that a trace is not padded, and why."""

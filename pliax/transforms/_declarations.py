@@ -4,7 +4,7 @@ Declarations : the sizes of a kind of call  ->  Declared, what the user says of 
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pliax.core.constraints import in_python
@@ -91,29 +91,33 @@ class Declarations:
         high = min((h for h in (symbol.high, high) if h is not None), default=None)
         return dataclasses.replace(symbol, low=max(symbol.low, low), high=high)
 
-    def check(self, found: Mapping[str, tuple[Any, str]]) -> None:
-        """Refuses sizes that the user's Dims and conditions exclude.
+    def check(self, leaves: Sequence[Leaf]) -> Mapping[str, tuple[Any, Leaf]]:
+        """The named sizes of a call, each with the argument that it was read off.
 
-        Args:
-            found: the named sizes, each with the argument that it was read off. Those
-                of an outer px.compile leave guards there.
+        Those of an outer px.compile leave guards there.
+
+        Raises:
+            ValueError: for sizes that the user's Dims and conditions exclude.
         """
+        found = self.sizes.read(leaves)
         sizes = {name: n for name, (n, _) in found.items() if isinstance(n, int | Size)}
         for name, size in sizes.items():
             dim = self.sizes.dims.get(name)
             if dim is not None and not dim.holds(size):
+                argument = found[name][1].name
                 raise ValueError(
                     f"{self.parameters.owner}: {name} is {at_hand(size)} in "
-                    f"`{found[name][1]}`, but Dim({name!r}) says {dim.description}.\n"
+                    f"`{argument}`, but Dim({name!r}) says {dim.description}.\n"
                     "Pass another size, or widen the Dim."
                 )
         for text in self.options.constraints:
             if not holds(text, sizes):
                 values = (
-                    f"{name} = {at_hand(size)} in `{found[name][1]}`"
+                    f"{name} = {at_hand(size)} in `{found[name][1].name}`"
                     for name, size in sorted(sizes.items())
                 )
                 raise ValueError(
                     f"{self.parameters.owner}: where says {in_python(text)}, but "
                     f"{', '.join(values)}.\nPass other sizes, or drop the condition."
                 )
+        return found

@@ -4,6 +4,7 @@ Executables : a call  ->  Bound, an executable and what it takes to call it
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Mapping
 from time import perf_counter
 from typing import Any
@@ -18,7 +19,7 @@ from ._donation import are_donated
 from ._execution import Bound, Plan
 from ._families import Family
 from ._garbage import garbage_searched
-from ._kinds import unmarked
+from ._kinds import checked_leaves, unmarked
 from ._logs import tell_executable
 from ._reasons import CallFacts, explain_miss, read_facts
 from .padding import PaddingRefused
@@ -37,7 +38,7 @@ class Call:
         kwargs: likewise.
         entry: the trace that serves it.
         values: the trace's named sizes in this call.
-        facts: what explains why it was compiled.
+        facts: tells what explains why it was compiled.
     """
 
     key: Hashable
@@ -46,7 +47,7 @@ class Call:
     kwargs: dict
     entry: Any = None
     values: dict[str, int] = dataclasses.field(default_factory=dict)
-    facts: Any = None
+    facts: Callable[[], Any] = lambda: None
 
 
 @dataclasses.dataclass(eq=False)
@@ -81,11 +82,15 @@ class Executables:
 
     def bind(self, call: Call) -> Bound:
         """What serves a call; traced and compiled now if nothing does."""
-        catalog, facts = self.catalog, self._facts(call.args, call.kwargs)
-        catalog.declarations.check(facts.sizes)
-        family = catalog.family(call.key, call.args, call.kwargs)
+        catalog, arguments = self.catalog, (call.args, call.kwargs)
+        catalog.declarations.check(
+            checked_leaves(catalog.parameters, *unmarked(*arguments))
+        )
+        family = catalog.family(call.key, *arguments)
+        # A size seldom takes a trace or an executable: only those want facts.
+        facts = functools.cache(functools.partial(self._facts, *arguments))
         entry, values = catalog.entry(
-            family, call.sizes, call.args, call.kwargs, (facts, self._all_facts())
+            family, call.sizes, *arguments, lambda: (facts(), self._all_facts())
         )
         call = dataclasses.replace(call, entry=entry, values=values, facts=facts)
         try:
@@ -134,7 +139,7 @@ class Executables:
             if plan.ranges == ranges:
                 return self._bound(plan, call)
         reason = f"new bucket: {range_text(ranges)}" if plans else entry.reason
-        group = _group(ranges, call.facts)
+        group = _group(ranges, call.facts())
         if special is not None:
             name, number = special
             condition = f"specialize_on[{number}] of {name}"
@@ -154,7 +159,7 @@ class Executables:
             if entry.tally is not None:
                 tally.add(**entry.tally.read())
                 entry.tally = None
-        plan.facts = call.facts
+        plan.facts = call.facts()
         self.plans.append(plan)
         return bound
 

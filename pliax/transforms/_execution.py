@@ -198,7 +198,7 @@ class Bound:
 
     Attributes:
         run: the executable at these sizes, or what pads, runs it and cuts.
-        execute: the executable at these sizes.
+        execute: the executable, given these sizes with each call.
         packed: the named sizes; None where there are none.
         calls: what counts its calls.
         plan: the executable's.
@@ -226,21 +226,17 @@ class Bound:
 
     def __post_init__(self):
         self.is_checked = self.plan.is_checked
-        has_work = self.paddings or self.cuts or self.is_checked
-        if has_work:  # one of many sizes, whose executable JAX knows by then
-            self.execute = functools.partial(self.plan.called, self.packed)
-            self.run = self._run
-        else:
-            jitted = self.plan.jitted
-            self.execute = with_first(
-                jitted, self.packed, refusal=Unvetted, fits=self._fits
-            )
-            self.run = self.execute
+        # For one of many sizes: JAX knows the executable by then.
+        self.execute = functools.partial(self.plan.called, self.packed)
+        self.run = self._run
+        if self.tells_sizes:
+            jitted, packed = self.plan.jitted, self.packed
+            self.run = with_first(jitted, packed, refusal=Unvetted, fits=self._fits)
 
     @property
     def tells_sizes(self) -> bool:
-        """Whether `run` itself refuses arrays of other sizes."""
-        return self.run is self.execute
+        """Whether `run` is JAX's own, and refuses arrays of other sizes."""
+        return not (self.paddings or self.cuts or self.is_checked)
 
     def _fits(self, args: tuple, kwargs: dict) -> bool:
         try:

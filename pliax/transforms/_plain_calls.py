@@ -34,9 +34,7 @@ def call_plainly(
     """
     args, kwargs = unmarked(args, kwargs)
     leaves = checked_leaves(catalog.parameters, args, kwargs)
-    sizes = catalog.sizes.read(leaves)
-    catalog.declarations.check({n: (s, x.name) for n, (s, x) in sizes.items()})
-    group = group_of(sizes)
+    group = group_of(catalog.declarations.check(leaves))
     with catalog.ledger.calling(catalog.ledger.uncached(group)):
         try:
             return _call_in_trace(catalog, plain, args, kwargs)
