@@ -1,5 +1,6 @@
 """What kernels for Hopper GPUs share: where they run, and their shared memory."""
 
+import math
 from typing import Any
 
 import jax
@@ -21,6 +22,22 @@ def refused_device() -> str | None:
     return (
         f"it runs on NVIDIA GPUs of compute capability {CAPABILITY} (H100, H200), "
         f'found {found}; kernel_options={{"interpret": 1}} runs it anywhere, slowly'
+    )
+
+
+def refused_interpreter() -> str | None:
+    """Why JAX's interpreter cannot run a kernel; None if it can.
+
+    It has one shared memory for all devices (jax 0.12): those of a `shard_map` would
+    free each other's, and leave it broken for what comes after.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    devices = math.prod(mesh.shape[name] for name in mesh.manual_axes)
+    if devices == 1:
+        return None
+    return (
+        "JAX's interpreter runs it on one device at a time, found jax.shard_map over "
+        f"{devices}"
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pliax.core.padded_calls import Size
-from pliax.kernels._hopper import refused_counting, refused_device
+from pliax.kernels._hopper import refused_counting, refused_device, refused_interpreter
 
 from .head_packing import has_rows, pack_mask, pack_mod, refused_mask
 from .merging import FEW
@@ -21,7 +21,7 @@ def refusal(
 ) -> str | None:
     """Why the kernels cannot run a call; None where they can."""
     return (
-        (None if interpret else refused_device())
+        (refused_interpreter() if interpret else refused_device())
         or _refused_arrays(*arrays)
         or _refused_mask(arrays[0].shape[1], block_mask)
         or refused_mods(arrays[0].shape, score_mod, block_mask)

@@ -548,6 +548,19 @@ def test_64_bits_are_refused_with_the_reason():
         attend(X, X, X, kernel_options=INTERPRET)
 
 
+def test_the_interpreter_is_refused_for_several_devices_of_a_shard_map():
+    def mapped(devices):
+        attend = partial(px.flex_attention, implementation="mosaic_gpu")
+        run = lambda x: attend(x, x, x, kernel_options=INTERPRET)  # noqa: E731
+        mesh = jax.make_mesh((devices,), ("x",), (jax.sharding.AxisType.Auto,))
+        return jax.shard_map(run, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+
+    X2 = jnp.concatenate([X, X])
+    with pytest.raises(NotImplementedError, match=r"one device.*jax\.shard_map over 2"):
+        jax.eval_shape(mapped(2), X2)
+    assert jax.eval_shape(mapped(1), X2).shape == X2.shape
+
+
 def test_small_blocks_and_loops_in_a_mod_are_refused_with_the_reason():
     attend = partial(
         px.flex_attention,
