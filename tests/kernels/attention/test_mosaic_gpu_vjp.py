@@ -141,6 +141,24 @@ def test_a_kernel_for_each_side_is_as_exact_as_the_fused_one(D, T):
         assert error <= 1.1 * own
 
 
+@pytest.mark.parametrize("D", [64, 256])
+@pytest.mark.parametrize("unseen", [jnp.inf, -jnp.inf])
+# The interpreter multiplies with NumPy, which warns of 0 times infinity.
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_infinite_keys_and_values_that_nobody_sees_leave_no_trace(D, unseen):
+    query, key, value = gaussians(128, D, jnp.bfloat16)
+
+    def found(x):
+        pair = (array.at[:, 9].set(x) for array in (key, value))
+        return gradients((query, *pair), mask, "mosaic_gpu", interpret=1)
+
+    mask = px.create_block_mask(
+        lambda b, h, q, k: (q >= k) & (k != 9), None, None, 128, 128
+    )
+    for x, y in zip(found(unseen), found(0.0), strict=True):
+        np.testing.assert_array_equal(x.astype(jnp.float32), y.astype(jnp.float32))
+
+
 @pytest.mark.parametrize("D", [64, 128])
 def test_sparse_masks_leave_no_trace_of_what_nobody_sees_or_sees_nothing(D):
     """Key 9 is seen by nobody, query 130 sees nothing: they may hold NaN."""
