@@ -60,7 +60,12 @@ def test_a_quick_run_has_an_error_beside_each_time(tmp_path, monkeypatch):
     )
     bench.main()
     record = json.loads(output.read_text())
-    assert [x["direction"] for x in record["rows"]] == ["forward", "backward"]
+    names = [(x["direction"], x["rival"]) for x in record["rows"]]
+    forward = [("forward", "pliax"), ("forward", bench.ASKED)]
+    assert names == [*forward, ("backward", "pliax")]
+    (verdict,) = record["bars"]
+    assert verdict["name"].endswith("forward pliax, lse and max_scores")
+    assert verdict["bar"] == pytest.approx(0.97, abs=1e-3)
     for row in record["rows"]:
         assert row["samples_ms"] and row["tflops"] > 0
         assert np.all(np.asarray(row["over_plain"]) < 1.1)
