@@ -157,7 +157,7 @@ class Plan:
             packed=packed,
             values=dict(values),
             sizes=sizes_of_leaves([leaf for _, leaf in paths]),
-            calls=self.tally.part(*self._elements(values)),
+            calls=self._calls(values),
             paddings=tuple(paddings),
             pad=padder((args, kwargs), [path for path, _ in paths], paddings),
             cuts=cuts,
@@ -178,18 +178,15 @@ class Plan:
                 found[i] = shape
         return found
 
-    def _elements(self, values: Mapping[str, int]) -> tuple[int, int]:
-        """Valid elements along the dynamic sizes, and those of their bucket."""
-        trace = self.entry.trace
+    def _calls(self, values: Mapping[str, int]) -> Calls:
+        """What counts calls, and their elements along the dynamic sizes."""
+        trace, lengths = self.entry.trace, self.lengths
         names = trace.shaped_by - trace.equal.keys() if trace else frozenset()
-        names &= self.ranges.keys()  # of those born from data nobody knows
-        if not names:
-            return 0, 0
-        lengths = self.lengths
-        return (
-            math.prod(values[name] for name in names),
-            math.prod(lengths[name] for name in names),
-        )
+        # Of those born from data nobody knows how many there are.
+        shaped = {name: values[name] for name in sorted(names & lengths.keys())}
+        valid = math.prod(shaped.values()) if shaped else 0
+        held = math.prod(lengths[name] for name in shaped) if shaped else 0
+        return self.tally.part(tuple(shaped.values()), valid, held)
 
 
 @dataclasses.dataclass(eq=False, slots=True)

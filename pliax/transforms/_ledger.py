@@ -147,22 +147,15 @@ class Tally:
 
     def __post_init__(self):
         self._lock = threading.Lock()
-        self._parts: list[Calls] = []
-        self._closed: list[Calls] = []  # a thread may still be in one of their calls
+        self._parts: dict[tuple[int, ...], Calls] = {}
 
-    def part(self, valid: int, held: int) -> Calls:
-        """Calls at exact sizes, which count themselves and are summed when read."""
-        part = Calls(valid, held)
-        with self._lock:
-            self._parts.append(part)
-        return part
+    def part(self, shaped: tuple[int, ...], valid: int, held: int) -> Calls:
+        """Calls of the same shapes, which count themselves and are summed when read.
 
-    def close(self) -> None:
-        """Ends the parts, whose calls are over by the next time at the latest."""
+        Those of different Python integers share it: there is no end of them.
+        """
         with self._lock:
-            over, self._closed, self._parts = self._closed, self._parts, []
-            for part in over:
-                self._add(part.read())
+            return self._parts.setdefault(shaped, Calls(valid, held))
 
     def called(self, seconds: float) -> None:
         """Counts one call that no executable of ours served."""
@@ -173,16 +166,13 @@ class Tally:
     def add(self, **amounts: int | float) -> None:
         """Adds to the named counters."""
         with self._lock:
-            self._add(amounts)
-
-    def _add(self, amounts: Mapping[str, int | float]) -> None:
-        for name, amount in amounts.items():
-            setattr(self, name, getattr(self, name) + amount)
+            for name, amount in amounts.items():
+                setattr(self, name, getattr(self, name) + amount)
 
     def read(self) -> dict[str, Any]:
         """The counters at one moment."""
         with self._lock:
-            found, parts = dataclasses.asdict(self), [*self._closed, *self._parts]
+            found, parts = dataclasses.asdict(self), list(self._parts.values())
         for part in parts:
             for name, amount in part.read().items():
                 found[name] += amount
@@ -263,13 +253,6 @@ class Ledger:
             current.tally = outer
         seconds = time.perf_counter() - start - (current.traced_seconds - traced)
         tally.called(0.0 if current.measuring else seconds)
-
-    def close(self) -> None:
-        """Ends the parts of all tallies: calls to come have others."""
-        with self._lock:
-            tallies = [tally for _, tally in self._tallies]
-        for tally in tallies:
-            tally.close()
 
     def outside(self) -> Stats:
         """What has no cache entry, over all size classes."""

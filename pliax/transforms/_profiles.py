@@ -1,7 +1,7 @@
 """What the calls of one function have shown, gathered to be saved."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ._catalog import Catalog
@@ -14,6 +14,7 @@ from ._decisions import (
     write_decisions,
 )
 from ._families import Family
+from ._ledger import Calls
 
 
 def save_decisions(path: Any, catalog: Catalog, known: Iterable[Any]) -> None:
@@ -39,21 +40,33 @@ def save_decisions(path: Any, catalog: Catalog, known: Iterable[Any]) -> None:
 def _gathered(catalog: Catalog, known: list[Any]) -> Decisions:
     found = Decisions()
     for key, family in list(catalog.families.items()):
-        calls = [(sizes, b.calls.count) for (k, sizes), b in known if k == key]
+        calls = {sizes: b.calls for (k, sizes), b in known if k == key}
         learned = _learned(family, calls)
         if learned:
             found = merged(found, Decisions({family.kind: learned}))
     return merged(found, Decisions(sizes=_named_sizes(catalog, known)))
 
 
-def _learned(family: Family, calls: list[Any]) -> dict[str, Learned]:
+def _shared_out(calls: Sequence[Calls]) -> list[int]:
+    """How many each choice of sizes had; those that differ in no shape share them."""
+    sharing, before, counts = Counter(map(id, calls)), Counter[int](), []
+    for shared in calls:
+        counts.append((shared.count + before[id(shared)]) // sharing[id(shared)])
+        before[id(shared)] += 1
+    return counts
+
+
+def _learned(
+    family: Family, calls: Mapping[tuple[int, ...], Calls]
+) -> dict[str, Learned]:
     """The sizes of one kind of call that changed, with how often each was seen."""
     labels = family.labels()
     places = {p: i for i, p in enumerate(family.positions)}
+    counts = _shared_out(list(calls.values()))
     found = {}
     for position, label in labels.items():
         seen: Counter[int] = Counter()
-        for sizes, count in calls:
+        for sizes, count in zip(calls, counts, strict=True):
             seen[sizes[places[position]]] += count
         found[position.name] = Learned(label, dict(seen))
     return found
@@ -62,8 +75,10 @@ def _learned(family: Family, calls: list[Any]) -> dict[str, Learned]:
 def _named_sizes(catalog: Catalog, known: list[Any]) -> dict[str, dict[int, int]]:
     """How many calls had which value of each size that the user named."""
     seen: dict[str, Counter[int]] = {n: Counter() for n in sorted(catalog.sizes.names)}
-    for bound in {id(bound): bound for _, bound in known}.values():
+    bounds = list({id(bound): bound for bound in dict(known).values()}.values())
+    counts = _shared_out([bound.calls for bound in bounds])
+    for bound, count in zip(bounds, counts, strict=True):
         for name, value in bound.values.items():
             if name in seen:
-                seen[name][value] += bound.calls.count
+                seen[name][value] += count
     return {name: dict(counts) for name, counts in seen.items() if counts}

@@ -220,7 +220,6 @@ class CompiledFunction(Dispatched):
         with self._lock:
             if self._known.are_too_many:
                 self._known.forget()
-                self._ledger.close()
                 for form in self._forms.values():
                     form.table.clear()
                 self._generate_dispatch()
