@@ -64,7 +64,7 @@ _LONGEST_WAIT = 1023
 
 @dataclasses.dataclass(slots=True)
 class Calls:
-    """The calls of one executable at one choice of exact sizes.
+    """The calls of one executable with arrays of the same sizes.
 
     Nothing locks them (0.15 us a call): Python's own changes threads at calls and in
     loops, and so not within an addition. Nor is each one timed: one in 64 cost 0.1 us
