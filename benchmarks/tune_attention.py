@@ -21,7 +21,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -33,7 +32,7 @@ from benchmarks.bench_attention_gpu import (
     Entrant,
     formula,
     mean_errors,
-    one_head,
+    pass_in_jax,
     queue_ms,
 )
 from pliax.kernels.attention.configs import Kernel, Sizes
@@ -111,14 +110,7 @@ def entrant(case: Case, arrays: Sequence[Any], one: Candidate, quick: bool) -> E
         implementation="mosaic_gpu",
         kernel_options=one.options | ({"interpret": 1} if quick else {}),
     )  # fmt: skip
-    *given, d_out = arrays
-    run: Any = attend
-    if one.direction == "backward":
-        _, vjp = jax.jit(partial(jax.vjp, attend))(*given)
-        run, given = lambda vjp, d: vjp(d), [vjp, d_out]
-    compiled = jax.jit(run).lower(*given).compile()
-    call = partial(compiled, *given)
-    return Entrant("pliax", one.direction, call, jax.block_until_ready, one_head, 0.0)
+    return pass_in_jax("pliax", one.direction, attend, arrays)
 
 
 def measured(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:

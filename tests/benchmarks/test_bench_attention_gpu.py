@@ -3,6 +3,8 @@
 import json
 import sys
 
+import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -40,6 +42,40 @@ def test_of_the_options_of_torch_the_faster_ones_count(autotuned, ratio):
     rows = [{**row, "rival": name, "median_ms": ms} for name, ms in times.items()]
     (found,) = bench.verdicts(rows)
     assert found["ratio"] == pytest.approx(ratio) and not found["passed"]
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_of_several_calls_each_is_of_what_the_one_before_returned(direction):
+    def attend(q, k, v):
+        return q * k + v
+
+    *qkv, d = (jnp.arange(4.0) + n for n in range(4))
+    made = bench.pass_in_jax("x", direction, attend, [*qkv, d])
+    found = made.several(3)()
+    of = {"forward": lambda x: attend(x, *qkv[1:])}
+    of["backward"] = lambda x: jax.vjp(attend, *qkv)[1](x)
+    x, expected = {"forward": qkv[0], "backward": d}[direction], []
+    for _ in range(3):
+        expected.append(of[direction](x))
+        x = jax.tree.leaves(expected[-1])[0]
+    chex.assert_trees_all_close(found, expected)
+    chex.assert_trees_all_close(made.call(), expected[0])
+
+
+def test_the_time_of_a_short_call_is_its_share_of_several(monkeypatch):
+    now, one = [0.0], 0.0001  # seconds of a call on the device; 0.001 on the host
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: now[0])
+
+    def calls(count):
+        def call():
+            now[0] += 0.001 * (count == 1) + one * count
+
+        return call
+
+    made = bench.Entrant("x", "forward", calls(1), calls, lambda _: None, list, 0.0)
+    assert bench.queue_ms(made)() == pytest.approx(1.1)
+    monkeypatch.setattr(bench, "SHORT_MS", 10.0)
+    assert bench.queue_ms(made)() == pytest.approx(0.1)
 
 
 @pytest.mark.usefixtures("standard_promotion")

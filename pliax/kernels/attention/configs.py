@@ -9,12 +9,15 @@ one kernel for all gradients reaches 430 with 64 channels, where a kernel for dq
 for dk and dv reached 330, and with 128 on one H100 519, with ALiBi 448 against 387.
 
 Fine rows with 12 documents in 4,096 tokens, batch 4, 16 heads: one warpgroup that
-moves its own data, two or three thread blocks a multiprocessor. TFLOP/s, and those of
+moves its own data, two to four thread blocks a multiprocessor. TFLOP/s, and those of
 blocks of 128 in the coarse row: forward 138 (93) with 64 channels, 179 (152) with 128;
 backward 93 (88) and 86 (111), where registers hold too little. The same sizes inside
-blocks of 128, forward: 112 and 149. Backward with 64 channels a kernel for dq and one
-for dk and dv have room for them: 0.239 ms of both, where two warpgroups and one that
-moves take 0.278 (one H100). `benchmarks/tune_attention.py` ranks what fits.
+blocks of 128, forward: 112 and 149. With 128 channels a third thread block fits where
+one visit is in shared memory at once: 0.109 ms forward, with two visits 0.127. Backward
+a kernel for dq and one for dk and dv have room for small ones: with 64 channels 0.239
+ms of both, where two warpgroups and one that moves take 0.278 (one H100); with 128 that
+for dk and dv has, 0.358 instead of 0.380. `benchmarks/tune_attention.py` ranks what
+fits.
 
 Decoding (131,072 keys, 16 query and 2 key heads of 128 channels): for one
 query of each of 8 sequences two warpgroups that take 64 keys in turn read keys and
@@ -41,7 +44,8 @@ class Sizes(NamedTuple):
     Attributes:
         groups: Warpgroups that compute, of 64 rows each.
         columns: Columns of scores of a visit.
-        stages: Visits whose operands are in shared memory at once.
+        stages: Visits whose operands are in shared memory at once. With one, the next
+            keys arrive during the softmax, the next values during the next product.
     """
 
     groups: int
@@ -63,7 +67,7 @@ TABLE = {
     ("forward", 64, "fine"): Sizes(1, 64),
     ("forward", 128, "dense"): Sizes(2, 128),
     ("forward", 128, "coarse"): Sizes(2, 128),
-    ("forward", 128, "fine"): Sizes(1, 64),
+    ("forward", 128, "fine"): Sizes(1, 64, 1),
     ("forward", 256, "dense"): Sizes(2, 64),
     ("forward", 256, "coarse"): Sizes(2, 64),
     ("forward", 256, "fine"): Sizes(1, 64),
@@ -201,7 +205,7 @@ class Kernel:
     def of(self, sizes: Sizes) -> Config:
         """The rest follows from the sizes."""
         groups, columns, stages = sizes
-        widest = 128 if self.name in ("forward", "backward") else UNIT
+        widest = UNIT if self.name == "dq" else 128
         movers = int(groups > 1 or max(self.channels) > widest)
         if movers and self.name == "backward":
             movers = 2

@@ -60,6 +60,7 @@ from .mosaic_gpu_tiles import (
     Operands,
     Verdict,
     as_lists,
+    grid_of_tiles,
     i32,
     operands,
     run_kernel,
@@ -147,7 +148,7 @@ def forward(
     channels = key.shape[3], value.shape[3]
     cut = with_halves(block_mask, asked)
     if cut is not None:
-        block_mask = for_queries(cut, max(channels))
+        block_mask = for_queries(cut, is_wide=max(channels) > 2 * CHANNELS)
     call = call_of(arrays, block_mask, scale=scale, interpret=interpret, asked=asked)
     call = replace(call, lists_tell=cut is not None)
     kind = Kernel("forward", channels, call.blocks)
@@ -331,7 +332,7 @@ class _Forward:
         return run_kernel(
             body,
             scratch,
-            self.grid,
+            self.grid(max(D, V)),
             config,
             self.call.interpret,
             counters=(1,) if self.is_persistent else None,
@@ -366,14 +367,13 @@ class _Forward:
         """Whether thread blocks take one tile after another."""
         return self.workers is not None and self.tiles_in_all > self.workers
 
-    @property
-    def grid(self) -> dict[str, int]:
+    def grid(self, channels: int) -> dict[str, int]:
         """Thread blocks by name; those that start together read what lies together."""
         B, H = self.call.sizes["b"], self.call.sizes["h"]
         if self.workers is not None and self.is_persistent:
             return {"workers": self.workers}
         if self.splits is None:
-            return {"heads": H, "tiles": self.tiles, "batch": B}
+            return grid_of_tiles(self.config, channels, B, H, self.tiles)
         return {"batch": B, "parts": self.splits, "heads": H, "tiles": self.tiles}
 
     def rows(self, b: Any, h: Any, first: Any) -> tuple[Any, ...]:

@@ -24,6 +24,7 @@ from .mosaic_gpu_tiles import (
     ROW,
     Tile,
     accumulate,
+    await_copies_read,
     clear_rows,
     i32,
     make_finite,
@@ -207,7 +208,7 @@ class ThreadBlock:
     def finish_adding(self, b: Any, h: Any, tile: Any) -> None:
         """Squares may be overwritten, and others add to these queries."""
         if self.gradient.config.has_mover:
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            await_copies_read()
             for group in range(self.gradient.config.groups):
                 plgpu.barrier_arrive(self.scratch.taken.at[group])
         plgpu.wait_smem_to_gmem(0)
@@ -289,7 +290,7 @@ class ThreadBlock:
             buffer[...] = x.astype(gradient.dtype)
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(buffer, out.at[self.b, rows, self.h])
-        plgpu.wait_smem_to_gmem(0)
+        await_copies_read()
 
     def load_first(self, count: Any, visits: Backwards, seen: Any) -> Any:
         """Without a warpgroup for it: as many visits as there is room for."""

@@ -23,6 +23,7 @@ from .mosaic_gpu_tiles import (
     Verdict,
     accumulate,
     add_seen,
+    await_copies_read,
     i32,
     load_row,
     multiply,
@@ -292,7 +293,7 @@ class ThreadBlock:
             return
         self.load_queries(group, self.nth(lax.axis_index("workers")))
         self.over_tiles(one, self.hear_next)
-        plgpu.wait_smem_to_gmem(0)
+        await_copies_read()
 
     def rows_of(self, group: Any, place: Any) -> tuple[Any, Any, Any]:
         """Where a warpgroup's queries of a tile are."""
@@ -406,7 +407,7 @@ class ThreadBlock:
         rows, scratch = pl.ds(first, self.kernel.config.rows), self.scratch
         out = scratch.output.at[group]
         if self.kernel.is_persistent:  # what it found for the tile before is on its way
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            await_copies_read()
         out[...] = acc.astype(out.dtype)
         for n, x in enumerate(statistics):
             scratch.statistics.at[n, group][...] = x
@@ -415,7 +416,7 @@ class ThreadBlock:
         for n, ref in enumerate(self.outputs[1:]):
             plgpu.copy_smem_to_gmem(scratch.statistics.at[n, group], ref.at[b, h, rows])
         if not self.kernel.is_persistent:
-            plgpu.wait_smem_to_gmem(0)
+            await_copies_read()
 
 
 @dataclass(frozen=True)
@@ -449,12 +450,13 @@ class _Step:
         block, config = self.block, self.block.kernel.config
         i = n * config.takers + self.turn if config.shares_rows else n
         scratch, slot = block.scratch, self.slot(i)
-        first, met = self.place(i, is_full)  # beside the product: lists are far away
+        # Beside the product: lists are far away.
+        (first, met), following = self.place(i, is_full), self.following(i)
         scores, seen = multiply(
             self.queries, scratch.keys.at[slot], partial(self.meanwhile, first, is_full)
         )
         known = self.known(slot, is_full)
-        self.release(0, i)
+        self.release(0, i, following)
         weights, top, decay, added = self.soften(
             scores, top, first, met, is_full, known, seen
         )
@@ -470,7 +472,7 @@ class _Step:
                 acc, weights, scratch.values.at[slot], self.tile.interpret,
                 partial(self.await_next_keys, i),
             )  # fmt: skip
-        self.release(1, i)
+        self.release(1, i, following)
         return acc, top, total
 
     def meanwhile(self, first: Any, is_full: bool) -> list[Any]:
@@ -486,7 +488,12 @@ class _Step:
         asked = self.conditions(first, {})
         return [all_meet(asked)] if asked else []
 
-    def release(self, side: int, i: Any) -> None:
+    def following(self, i: Any) -> Any:
+        """Where what takes the place of the i-th visit begins, if this loads it."""
+        config = self.tile.config
+        return None if config.has_mover else self.visits.ahead(i, config.stages)
+
+    def release(self, side: int, i: Any, following: Any) -> None:
         """Keys or values that have been read make room for others."""
         config, scratch = self.tile.config, self.block.scratch
         if config.has_mover:
@@ -498,7 +505,7 @@ class _Step:
         def _() -> None:
             plgpu.commit_smem()  # all warps have read
             place = self.tile.b, self.tile.h
-            self.block.load(side, ahead, self.visits.first(ahead), place)
+            self.block.load(side, ahead, following, place)
 
     def known(self, slot: Any, is_full: bool) -> list[dict[int, Any]]:
         """What score_mod and mask_mod know of the keys, where it came with them."""

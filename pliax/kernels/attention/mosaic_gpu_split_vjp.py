@@ -43,7 +43,9 @@ from .mosaic_gpu_tiles import (
     accumulate,
     add_seen,
     as_lists,
+    await_copies_read,
     clear_rows,
+    grid_of_tiles,
     i32,
     load_row,
     make_finite,
@@ -147,13 +149,14 @@ class _Backward:
         shapes = [arrays.stay[side_of(name)].shape for name in self.names]
         found = [jax.ShapeDtypeStruct(x, gradient.dtype) for x in shapes]
         tiles = -(-length // config.span)
+        channels = max(x.shape[3] for x in arrays.stay)
         if arrays.out:  # of all rows that are computed
             delta = *statistics[-1].shape[:2], tiles * config.span
             found.append(jax.ShapeDtypeStruct(delta, jnp.float32))
         return run_kernel(
             body,
             scratch,
-            {"heads": heads, "tiles": tiles, "batch": B},
+            grid_of_tiles(config, channels, B, heads, tiles),
             config,
             gradient.call.interpret,
             out_type=found,
@@ -369,7 +372,7 @@ class _ThreadBlock:
             buffer[...] = scaled.astype(gradient.dtype)
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(buffer, out.at[b, rows, h])
-        plgpu.wait_smem_to_gmem(0)
+        await_copies_read()
         return is_spoiled
 
     def row_statistics(self, at: Any, d_out: Any, await_d_out: Any) -> list[Any]:
@@ -414,7 +417,8 @@ class _Step:
         kernel, scratch = self.block.kernel, self.block.scratch
         config, dtype = kernel.gradient.config, kernel.gradient.dtype
         slot, (first, met) = lax.rem(count, i32(config.stages)), self.visits.place(i)
-        free = [partial(self.release, side, i, count) for side in (0, 1)]
+        following = None if config.has_mover else self.visits.ahead(i, config.stages)
+        free = [partial(self.release, side, i, count, following) for side in (0, 1)]
         columns = scratch.columns, slot
         scores = self.product(0, slot)
         *shifts, delta = self.statistics(rows, slot)
@@ -449,8 +453,11 @@ class _Step:
     def tile(self) -> Tile:
         return self.weights.tile
 
-    def release(self, side: int, i: Any, count: Any) -> None:
-        """What the i-th visit has read makes room; `count` visits were before it."""
+    def release(self, side: int, i: Any, count: Any, following: Any) -> None:
+        """What the i-th visit has read makes room for what begins at `following`.
+
+        `count` visits were before it.
+        """
         config, block = self.tile.config, self.block
         if config.has_mover:
             free = block.scratch.free[side]
@@ -461,8 +468,8 @@ class _Step:
         @pl.when(ahead < self.visits.total)
         def _() -> None:
             plgpu.commit_smem()  # all warps have read
-            place, start = (self.tile.b, self.tile.h), self.visits.first(ahead)
-            block.load(side, count + config.stages, start, place)
+            place = self.tile.b, self.tile.h
+            block.load(side, count + config.stages, following, place)
 
     def leave_out_blind(self, first: Any, slot: Any) -> None:
         """Queries that see nothing may hold anything, and 0 times NaN is not 0."""

@@ -40,6 +40,10 @@ class Visits(NamedTuple):
         """The first column of the i-th visit."""
         return self.place(i)[0]
 
+    def ahead(self, i: Any, stages: int) -> Any:
+        """The first column of the visit so many later; beyond the end, of the last."""
+        return self.first(jnp.minimum(i + stages, self.total - 1))
+
     def part(self, n: Any, parts: int) -> "Visits":
         """The n-th of parts of equal length; the last ones may be shorter, or empty."""
         length = lax.div(i32(self.total) + (parts - 1), i32(parts))

@@ -122,7 +122,7 @@ def _of_each_side(
     is_wide = channels > _WIDE
     cut = None if is_wide else with_halves(block_mask, call.asked)
     if cut is not None:
-        masks = [for_queries(cut, channels), for_keys(cut, channels)]
+        masks = [for_queries(cut, is_wide=channels > CHANNELS), for_keys(cut)]
     of_queries, of_keys = (
         replace(call, blocks=mask and mask.block_size, lists_tell=cut is not None)
         for mask in masks

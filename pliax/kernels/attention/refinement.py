@@ -32,11 +32,14 @@ from .normalization import flatten
 # seen by so few queries: then there is a backward kernel for each side, which makes two
 # products more, but no thread block waits for its turn to add to dq. TFLOP/s on one
 # H200 of 12 documents, and with one kernel: 128 channels 145 and 128 of 4,096 tokens,
-# 317 and 257 of 16,384. With 64 channels kernels of one warpgroup, several of which
-# share a multiprocessor, take blocks of 64 x 64. Milliseconds on one H100, and with
-# blocks of 128 rows: of 4,096 tokens 0.239 and 0.278 backward, of 16,384 tokens 0.947
-# and 1.000 backward, 0.311 and 0.320 forward. Windows of 1,024 tokens, 128 channels,
-# take 0.849 with a kernel for each side and 0.835 with one.
+# 317 and 257 of 16,384. Kernels of one warpgroup, several of which share a
+# multiprocessor, take blocks of 64 x 64. Milliseconds, and with blocks of 128 rows: 64
+# channels, one H100, of 4,096 tokens 0.239 and 0.278 backward, of 16,384 tokens 0.947
+# and 1.000 backward, 0.311 and 0.320 forward; 128 channels, one H200, of 4,096 tokens
+# 0.106 and 0.123 forward, 0.358 and 0.380 backward, of which dk and dv take them; of
+# 16,384 tokens as long forward, 1.47 and 1.50 backward. With them for dq, too, 0.345
+# and 1.56. Windows of 1,024 tokens, 128 channels, take 0.849 with a kernel for each
+# side and 0.835 with one.
 _SPARSE, _FEW = 66.0, 900
 _WHOLE, _HALF = 128, 64
 
@@ -47,16 +50,14 @@ class Halves(NamedTuple):
     What is known of a partial block stands above its column (`column_and_met`).
 
     Attributes:
-        queries: Of 64 x 64, by row, for 64 channels.
-        keys: Of 64 x 64, by column, likewise, for the gradients of keys and values.
-        wide_queries: Of 128 x 128, by row, for more channels.
-        wide_keys: Of 64 x 128, by column, likewise.
+        queries: Of 64 x 64, by row.
+        keys: Of 64 x 64, by column, for the gradients of keys and values.
+        wide_queries: Of 128 x 128, by row, for kernels of more channels.
     """
 
     queries: BlockLists
     keys: BlockLists
     wide_queries: BlockLists
-    wide_keys: BlockLists
 
 
 def refined(mask: BlockMask, sequences: int, heads: int) -> BlockMask:
@@ -103,8 +104,7 @@ def _halves(mask: BlockMask, flat: Program) -> Halves | tuple[()]:
     return Halves(
         tiles.by_row(),
         tiles.transposed().by_row(),
-        tiles.joined(rows=2, columns=2).by_row(),
-        tiles.joined(columns=2).transposed().by_row(),
+        tiles.joined(2).by_row(),
     )
 
 
@@ -125,18 +125,16 @@ class _Tiles(NamedTuple):
     is_full: Any
     met: Any
 
-    def joined(self, rows: int = 1, columns: int = 1) -> "_Tiles":
-        """The blocks that so many of their rows or columns make."""
+    def joined(self, n: int) -> "_Tiles":
+        """The blocks that n of their rows and columns make."""
         *many, row, column = np.unravel_index(self.place, self.shape)
-        last = -(-self.shape[2] // rows), -(-self.shape[3] // columns)
+        last = -(-self.shape[2] // n), -(-self.shape[3] // n)
         shape = (*self.shape[:2], *last)
-        place: Any = np.ravel_multi_index(
-            (*many, row // rows, column // columns), shape
-        )
+        place: Any = np.ravel_multi_index((*many, row // n, column // n), shape)
         order = np.argsort(place, kind="stable")
         places, starts = np.unique(place[order], return_index=True)
         seen, full, met = (x[order] for x in (self.is_seen, self.is_full, self.met))
-        full = np.add.reduceat(full.astype(int), starts) == rows * columns
+        full = np.add.reduceat(full.astype(int), starts) == n * n
         seen = np.logical_or.reduceat(seen, starts)
         return _Tiles(shape, places, seen, full, np.bitwise_and.reduceat(met, starts))
 
@@ -228,11 +226,15 @@ def with_halves(mask: BlockMask | None, asked: Mapping[str, int]) -> BlockMask |
     return mask if mask is not None and mask.halves and not asked else None
 
 
-def for_queries(mask: BlockMask, channels: int) -> BlockMask:
-    """The mask in the blocks that the forward kernel and that for dq gain by."""
+def for_queries(mask: BlockMask, *, is_wide: bool) -> BlockMask:
+    """The mask in the blocks that the forward kernel and that for dq gain by.
+
+    Args:
+        mask: With its halves.
+        is_wide: Whether the kernel has more channels than it has room for small ones.
+    """
     if mask.halves is None:
         return mask
-    is_wide = channels > _HALF
     lists = mask.halves.wide_queries if is_wide else mask.halves.queries
     return replace(
         mask,
@@ -245,18 +247,17 @@ def for_queries(mask: BlockMask, channels: int) -> BlockMask:
     )
 
 
-def for_keys(mask: BlockMask, channels: int) -> BlockMask:
+def for_keys(mask: BlockMask) -> BlockMask:
     """The mask in the blocks that the kernel for dk and dv gains by."""
     if mask.halves is None:
         return mask
-    is_wide = channels > _HALF
-    lists = mask.halves.wide_keys if is_wide else mask.halves.keys
+    lists = mask.halves.keys
     return replace(
         mask,
         q_num_blocks=lists.num,
         q_indices=lists.indices,
         full_q_num_blocks=lists.full_num,
         full_q_indices=lists.full_indices,
-        block_size=(_HALF, _WHOLE) if is_wide else (_HALF, _HALF),
+        block_size=(_HALF, _HALF),
         halves=None,
     )

@@ -76,7 +76,6 @@ def test_halves_are_the_blocks_of_a_mask_of_their_size(
         ((64, 64), halves.queries, False),
         ((64, 64), halves.keys, True),
         ((128, 128), halves.wide_queries, False),
-        ((64, 128), halves.wide_keys, True),
     ]
     b, h, q, k = jnp.ix_(*map(jnp.arange, mask.shape))
     dense = visible(b, h, q, k)
@@ -129,15 +128,15 @@ def test_halves_are_made_under_any_mesh_of_arrays_on_it(kind):
 
     with jax.set_mesh(mesh):
         jax.jit(jax.shard_map(look, in_specs=P(), out_specs=P()))(jnp.ones(2))
-    assert found[0].wide_keys.num.shape == (1, 1, 8)
+    assert found[0].wide_queries.num.shape == (1, 1, 8)
     jnp.add(1, found[0].keys.num)  # it lies where other arrays do
 
 
-def test_wide_heads_keep_the_blocks_of_queries():
+def test_wide_kernels_keep_the_blocks_of_queries():
     mask = refined(documents(384))
-    assert for_queries(mask, 128).block_size == (128, 128)
-    assert for_keys(mask, 128).block_size == (64, 128)
-    assert for_queries(mask, 64).block_size == for_keys(mask, 64).block_size == (64, 64)
+    assert for_queries(mask, is_wide=True).block_size == (128, 128)
+    assert for_queries(mask, is_wide=False).block_size == (64, 64)
+    assert for_keys(mask).block_size == (64, 64)
 
 
 @pytest.mark.parametrize("size", [64, 192, (128, 64)])
