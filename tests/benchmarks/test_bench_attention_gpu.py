@@ -1,5 +1,6 @@
 """The GPU benchmark of attention: what it counts, what it writes, what it concludes."""
 
+import itertools
 import json
 import sys
 
@@ -62,6 +63,16 @@ def test_of_several_calls_each_is_of_what_the_one_before_returned(direction):
     chex.assert_trees_all_close(made.call(), expected[0])
 
 
+def test_every_entrant_has_its_samples_and_follows_each_other_one():
+    ran = []
+    clocks = [lambda n=n: ran.append(n) or n + len(ran) / 1000 for n in range(3)]
+    times = bench.in_turns(clocks, 12)
+    assert [[int(x) for x in mine] for mine in times] == [[n] * 12 for n in range(3)]
+    assert {(a, b) for a, b in itertools.pairwise(ran) if a != b} == set(
+        itertools.permutations(range(3), 2)
+    )
+
+
 def test_the_time_of_a_short_call_is_its_share_of_several(monkeypatch):
     now, one = [0.0], 0.0001  # seconds of a call on the device; 0.001 on the host
     monkeypatch.setattr(bench.time, "perf_counter", lambda: now[0])
@@ -74,7 +85,8 @@ def test_the_time_of_a_short_call_is_its_share_of_several(monkeypatch):
 
     made = bench.Entrant("x", "forward", calls(1), calls, lambda _: None, list, 0.0)
     assert bench.queue_ms(made)() == pytest.approx(1.1)
-    monkeypatch.setattr(bench, "SHORT_MS", 10.0)
+    monkeypatch.setattr(bench, "SHORT_MS", 2.0)
+    monkeypatch.setattr(bench, "TOGETHER_MS", 11.0)
     assert bench.queue_ms(made)() == pytest.approx(0.1)
 
 
