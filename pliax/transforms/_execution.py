@@ -269,8 +269,11 @@ class Bound:
 
 
 def _signature(f: Callable[..., Any]) -> inspect.Signature:
-    """The user's, behind an argument of ours: JAX finds donated names in it."""
-    kind, ours = inspect.Parameter, "_sizes"
+    """The user's, behind an argument of ours: JAX finds donated names in it.
+
+    It has a name that nobody gives to one of `**kwargs`: JAX wants all to differ.
+    """
+    kind, ours = inspect.Parameter, "_pliax_sizes"
     try:
         theirs = list(inspect.signature(f).parameters.values())
     except (TypeError, ValueError):

@@ -22,9 +22,19 @@ SCALARS = st.sampled_from(
 
 @pytest.mark.parametrize("options", WAYS)
 def test_a_parameter_may_have_any_name(options):
-    f = px.compile(lambda x, _sizes, __sizes=1: x * _sizes + __sizes, **options)
+    ours = "_pliax_sizes"  # what JAX calls the argument that holds the sizes
+    made = eval(f"lambda x, {ours}, _sizes=1: x * {ours} + _sizes")
+    f = px.compile(made, **options)
     for n in (3, 4, 5):
-        np.testing.assert_array_equal(f(jnp.ones(n), _sizes=2.0), np.full(n, 3))
+        np.testing.assert_array_equal(f(jnp.ones(n), **{ours: 2.0}), np.full(n, 3))
+
+
+@pytest.mark.parametrize("options", WAYS)
+@pytest.mark.parametrize("name", ["_sizes", "sizes", "args", "self", "bound"])
+def test_what_kwargs_take_may_have_any_name(options, name):
+    f = px.compile(lambda x, **rest: x * rest[name], **options)
+    for n in (3, 4, 5):
+        np.testing.assert_array_equal(f(jnp.ones(n), **{name: 2.0}), np.full(n, 2))
 
 
 @pytest.mark.slow
