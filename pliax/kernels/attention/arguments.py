@@ -242,8 +242,8 @@ def check_kernel_options(
 
     Raises:
         TypeError: If it is no dict, or a value no integer.
-        ValueError: If a value is below 1, or a mask already says the block size, or
-            its blocks cannot be cut so.
+        ValueError: If a value is below 1 or no int32, or a mask already says the block
+            size, or its blocks cannot be cut so.
     """
     remedy = 'Pass for example kernel_options={"block_q": 128} or {"splits": 8}.'
     options = {} if kernel_options is None else kernel_options
@@ -256,11 +256,11 @@ def check_kernel_options(
         name: integer("flex_attention", f"kernel_options[{name!r}]", n, remedy)
         for name, n in options.items()
     }
-    wrong = {name: n for name, n in options.items() if n < 1}
+    wrong = {name: n for name, n in options.items() if not 1 <= n < 2**31}
     if wrong:
+        limit = "at least 1" if min(wrong.values()) < 1 else "below 2**31"
         raise ValueError(
-            f"flex_attention: kernel_options must be at least 1, found {wrong}.\n"
-            f"{remedy}"
+            f"flex_attention: kernel_options must be {limit}, found {wrong}.\n{remedy}"
         )
     blocks = {name: n for name, n in options.items() if "block_" in name}
     if implementation == "mosaic_gpu":

@@ -145,3 +145,7 @@ def test_splits_are_taken_beside_a_block_mask_and_must_be_positive():
     np.testing.assert_allclose(many, attend(arrays), rtol=2e-5, atol=2e-6)
     with pytest.raises(ValueError, match=r"must be at least 1, found \{'splits': 0\}"):
         attend(arrays, kernel_options={"splits": 0})
+    with pytest.raises(
+        ValueError, match=r"below 2\*\*31, found \{'splits': 2147483648"
+    ):
+        attend(arrays, kernel_options={"splits": 2**31})
