@@ -13,11 +13,11 @@ moves its own data, two to four thread blocks a multiprocessor. TFLOP/s, and tho
 blocks of 128 in the coarse row: forward 138 (93) with 64 channels, 179 (152) with 128;
 backward 93 (88) and 86 (111), where registers hold too little. The same sizes inside
 blocks of 128, forward: 112 and 149. With 128 channels a third thread block fits where
-one visit is in shared memory at once: 0.109 ms forward, with two visits 0.127. Backward
-a kernel for dq and one for dk and dv have room for small ones: with 64 channels 0.239
-ms of both, where two warpgroups and one that moves take 0.278 (one H100); with 128 that
-for dk and dv has, 0.358 instead of 0.380. `benchmarks/tune_attention.py` ranks what
-fits.
+one visit is in shared memory at once: where lists tell conditions 0.109 ms forward,
+with two visits 0.127; where all are asked 0.127 and 0.121. Backward a kernel for dq and
+one for dk and dv have room for small ones: with 64 channels 0.239 ms of both, where two
+warpgroups and one that moves take 0.278 (one H100); with 128 that for dk and dv has,
+0.358 instead of 0.380. `benchmarks/tune_attention.py` ranks what fits.
 
 Decoding (131,072 keys, 16 query and 2 key heads of 128 channels): for one
 query of each of 8 sequences two warpgroups that take 64 keys in turn read keys and
@@ -60,14 +60,16 @@ _LARGEST = Sizes(3, 256, 8)  # registers shared by more warpgroups are too few
 
 
 # By kernel, channels of the wider of keys and values, and kind of mask: none is dense;
-# one whose blocks have multiples of 128 of the kernel's rows is coarse, another fine.
+# one whose blocks have multiples of 128 of the kernel's rows is coarse, another fine,
+# or told where lists tell what is met, if that makes a difference.
 TABLE = {
     ("forward", 64, "dense"): Sizes(3, 128),
     ("forward", 64, "coarse"): Sizes(2, 128),
     ("forward", 64, "fine"): Sizes(1, 64),
     ("forward", 128, "dense"): Sizes(2, 128),
     ("forward", 128, "coarse"): Sizes(2, 128),
-    ("forward", 128, "fine"): Sizes(1, 64, 1),
+    ("forward", 128, "fine"): Sizes(1, 64),
+    ("forward", 128, "told"): Sizes(1, 64, 1),
     ("forward", 256, "dense"): Sizes(2, 64),
     ("forward", 256, "coarse"): Sizes(2, 64),
     ("forward", 256, "fine"): Sizes(1, 64),
@@ -164,11 +166,13 @@ class Kernel:
             "dq" and "dkv", for one side, the second with keys as its rows.
         channels: Of keys and values, multiples of 64.
         blocks: Rows and columns of the mask's, multiples of 64; None without a mask.
+        are_told: Whether lists say which conditions of the mask a block meets.
     """
 
     name: str
     channels: tuple[int, int]
     blocks: tuple[int, int] | None
+    are_told: bool = False
 
     def config(self, asked: Mapping[str, int]) -> Config:
         """The blocks of the table, or those asked for; smaller ones if they do not fit.
@@ -189,7 +193,10 @@ class Kernel:
         kind = "dense"
         if self.blocks is not None:
             kind = "fine" if self.blocks[0] % (2 * UNIT) else "coarse"
-        return TABLE[self.name, channels, kind]
+        sizes = TABLE[self.name, channels, kind]
+        if kind == "fine" and self.are_told:
+            return TABLE.get((self.name, channels, "told"), sizes)
+        return sizes
 
     def _named(self, asked: Mapping[str, int]) -> dict[str, int]:
         """What a user calls by queries and keys, by rows and columns."""

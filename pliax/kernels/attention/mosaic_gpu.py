@@ -60,7 +60,6 @@ from .mosaic_gpu_tiles import (
     Operands,
     Verdict,
     as_lists,
-    grid_of_tiles,
     i32,
     operands,
     run_kernel,
@@ -151,7 +150,7 @@ def forward(
         block_mask = for_queries(cut, is_wide=max(channels) > 2 * CHANNELS)
     call = call_of(arrays, block_mask, scale=scale, interpret=interpret, asked=asked)
     call = replace(call, lists_tell=cut is not None)
-    kind = Kernel("forward", channels, call.blocks)
+    kind = Kernel("forward", channels, call.blocks, are_told=call.lists_tell)
     config = kind.config(call.asked)
     workers, room = _workers(call, config, channels, kind.room(config))
     run = _kernel(call, config, score_mod, block_mask, room, workers=workers)
@@ -332,7 +331,7 @@ class _Forward:
         return run_kernel(
             body,
             scratch,
-            self.grid(max(D, V)),
+            self.grid,
             config,
             self.call.interpret,
             counters=(1,) if self.is_persistent else None,
@@ -367,13 +366,14 @@ class _Forward:
         """Whether thread blocks take one tile after another."""
         return self.workers is not None and self.tiles_in_all > self.workers
 
-    def grid(self, channels: int) -> dict[str, int]:
+    @property
+    def grid(self) -> dict[str, int]:
         """Thread blocks by name; those that start together read what lies together."""
         B, H = self.call.sizes["b"], self.call.sizes["h"]
         if self.workers is not None and self.is_persistent:
             return {"workers": self.workers}
         if self.splits is None:
-            return grid_of_tiles(self.config, channels, B, H, self.tiles)
+            return {"heads": H, "tiles": self.tiles, "batch": B}
         return {"batch": B, "parts": self.splits, "heads": H, "tiles": self.tiles}
 
     def rows(self, b: Any, h: Any, first: Any) -> tuple[Any, ...]:

@@ -23,6 +23,7 @@ from .mosaic_gpu_tiles import (
     Verdict,
     accumulate,
     add_seen,
+    await_copies,
     await_copies_read,
     i32,
     load_row,
@@ -283,6 +284,7 @@ class ThreadBlock:
 
             @pl.when(is_spoiled)
             def _() -> None:
+                await_copies()
                 self.load_queries(group, place)
                 run(is_careful=True)
 

@@ -43,9 +43,9 @@ from .mosaic_gpu_tiles import (
     accumulate,
     add_seen,
     as_lists,
+    await_copies,
     await_copies_read,
     clear_rows,
-    grid_of_tiles,
     i32,
     load_row,
     make_finite,
@@ -149,14 +149,13 @@ class _Backward:
         shapes = [arrays.stay[side_of(name)].shape for name in self.names]
         found = [jax.ShapeDtypeStruct(x, gradient.dtype) for x in shapes]
         tiles = -(-length // config.span)
-        channels = max(x.shape[3] for x in arrays.stay)
         if arrays.out:  # of all rows that are computed
             delta = *statistics[-1].shape[:2], tiles * config.span
             found.append(jax.ShapeDtypeStruct(delta, jnp.float32))
         return run_kernel(
             body,
             scratch,
-            grid_of_tiles(config, channels, B, heads, tiles),
+            {"heads": heads, "tiles": tiles, "batch": B},
             config,
             gradient.call.interpret,
             out_type=found,
@@ -322,7 +321,11 @@ class _ThreadBlock:
             pl.when(has_blind)(partial(run, is_careful=True))
             pl.when(~has_blind)(run)
         elif (is_spoiled := run()) is not None:
-            pl.when(is_spoiled)(partial(run, is_careful=True))
+
+            @pl.when(is_spoiled)
+            def _() -> None:
+                await_copies()
+                run(is_careful=True)
 
     def compute(
         self, group: Any, b: Any, h: Any, first: Any, *, is_careful: bool = False

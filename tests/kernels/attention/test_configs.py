@@ -18,8 +18,9 @@ LARGE = dict.fromkeys(OPTIONS, 512)
 
 @pytest.mark.parametrize(("name", "channels", "kind"), TABLE)
 def test_what_the_table_says_fits(name, channels, kind):
-    blocks = {"dense": None, "coarse": (128, 128), "fine": (64, 128)}[kind]
-    kernel = Kernel(name, (channels, channels), blocks)
+    blocks = {"dense": None, "coarse": (128, 128)}.get(kind, (64, 128))
+    told = kind == "told"
+    kernel = Kernel(name, (channels, channels), blocks, are_told=told)
     assert kernel.row() == TABLE[name, channels, kind]
     assert kernel.fits(kernel.row())
     assert kernel.config({}) == kernel.of(kernel.row())
@@ -53,6 +54,11 @@ def test_small_blocks_are_chosen_where_the_masks_are():
     assert Kernel("forward", (64, 64), (64, 64)).config({}) == small
     asked = {"block_q": 64, "block_kv": 64}
     assert Kernel("forward", (64, 64), (128, 128)).config(asked) == small
+    wide = (128, 128), (64, 64)
+    assert Kernel("forward", *wide).config({}) == small
+    told = Kernel("forward", *wide, are_told=True).config({})
+    assert told == Config(columns=64, groups=1, movers=0, stages=1)
+    assert Kernel("dkv", *wide).config({}) == small
 
 
 @pytest.mark.slow

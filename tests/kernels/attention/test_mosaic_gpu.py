@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -384,6 +385,26 @@ def test_what_nobody_sees_or_sees_nothing_may_hold_nan(mod, D, block):
         assert np.isfinite(found).all()
         # Added one by one, not as a product: to the rounding of half precision.
         np.testing.assert_allclose(found, wanted, rtol=0.02, atol=8e-3)
+
+
+@pytest.mark.parametrize("hidden", [0.0, jnp.nan])
+def test_small_thread_blocks_write_nothing_twice_out_of_order(
+    hidden, monkeypatch, caplog
+):
+    detects = partial(plgpu.InterpretGPUParams, detect_races=True)
+    monkeypatch.setattr(plgpu, "InterpretGPUParams", detects)
+    T = 136  # of no other test: programs are kept by shape
+    mask = px.create_block_mask(
+        lambda b, h, q, k: (q >= k) & (k != 9), None, None, T, T, block_size=64
+    )
+    query = jnp.ones((1, T, 1, 128), jnp.bfloat16)
+    key = query.at[:, 9].set(hidden)
+    out = px.flex_attention(
+        query, key, key, block_mask=mask, implementation="mosaic_gpu",
+        kernel_options={"interpret": 1},
+    )  # fmt: skip
+    np.testing.assert_array_equal(out, query)
+    assert "RACE" not in caplog.text
 
 
 # NumPy, of which the interpreter is made, says so.
