@@ -159,6 +159,7 @@ def in_jax(name: str, attend: Any, arrays: Sequence[jax.Array]) -> Iterator[Entr
 def pass_in_jax(
     name: str, direction: str, attend: Any, arrays: Sequence[jax.Array]
 ) -> Entrant:
+    """One of the two."""
     *qkv, d_out = arrays
     run, given = attend, tuple(qkv)
     if direction == "backward":
@@ -390,7 +391,9 @@ def run_case(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
         here = [x for x in entrants if x.direction == direction]
         clocks = [queue_ms(x, 1e-3 if options.quick else 0.02) for x in here]
         for entrant, times in zip(here, in_turns(clocks, options.samples), strict=True):
-            found, again = (entrant.head(entrant.wait(entrant.call())) for _ in "12")
+            found, again = (
+                entrant.head(entrant.wait(entrant.call())) for _ in range(2)
+            )
             again = zip(found, again, strict=True)
             errors = mean_errors(found, golden[part])
             per_score = 4 if direction == "forward" else 10

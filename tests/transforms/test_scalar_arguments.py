@@ -22,11 +22,13 @@ SCALARS = st.sampled_from(
 
 @pytest.mark.parametrize("options", WAYS)
 def test_a_parameter_may_have_any_name(options):
-    ours = "_pliax_sizes"  # what JAX calls the argument that holds the sizes
-    made = eval(f"lambda x, {ours}, _sizes=1: x * {ours} + _sizes")
+    def made(x, _pliax_sizes, _sizes=1):  # the first is what ours is called for JAX
+        return x * _pliax_sizes + _sizes
+
     f = px.compile(made, **options)
     for n in (3, 4, 5):
-        np.testing.assert_array_equal(f(jnp.ones(n), **{ours: 2.0}), np.full(n, 3))
+        found = f(jnp.ones(n), _pliax_sizes=2.0)
+        np.testing.assert_array_equal(found, np.full(n, 3))
 
 
 @pytest.mark.parametrize("options", WAYS)

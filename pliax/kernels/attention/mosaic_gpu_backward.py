@@ -24,6 +24,7 @@ from .mosaic_gpu_tiles import (
     ROW,
     Tile,
     accumulate,
+    await_copies,
     await_copies_read,
     clear_rows,
     i32,
@@ -211,7 +212,7 @@ class ThreadBlock:
             await_copies_read()
             for group in range(self.gradient.config.groups):
                 plgpu.barrier_arrive(self.scratch.taken.at[group])
-        plgpu.wait_smem_to_gmem(0)
+        await_copies()
         if self.scratch.counters is not None:
             counter = self.scratch.counters.at[b, h, tile]
             plgpu.semaphore_signal(counter, memory_scope="gpu")

@@ -475,7 +475,7 @@ def await_copies_read() -> None:
     """Until what is on its way to global memory has left shared memory.
 
     A thread block may end then. To wait until it has arrived, which the end of a kernel
-    implies, takes 4 percent of packed documents (4,096 tokens of 64 channels, one H200,
+    implies, takes 3 percent of packed documents (4,096 tokens of 64 channels, one H200,
     forward and backward).
     """
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)

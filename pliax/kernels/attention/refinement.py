@@ -36,7 +36,7 @@ from .normalization import flatten
 # multiprocessor, take blocks of 64 x 64. Milliseconds, and with blocks of 128 rows: 64
 # channels, one H100, of 4,096 tokens 0.239 and 0.278 backward, of 16,384 tokens 0.947
 # and 1.000 backward, 0.311 and 0.320 forward; 128 channels, one H200, of 4,096 tokens
-# 0.106 and 0.123 forward, 0.358 and 0.380 backward, of which dk and dv take them; of
+# 0.107 and 0.123 forward, 0.358 and 0.380 backward, of which dk and dv take them; of
 # 16,384 tokens as long forward, 1.47 and 1.50 backward. With them for dq, too, 0.345
 # and 1.56. Windows of 1,024 tokens, 128 channels, take 0.849 with a kernel for each
 # side and 0.835 with one.
@@ -52,7 +52,8 @@ class Halves(NamedTuple):
     Attributes:
         queries: Of 64 x 64, by row.
         keys: Of 64 x 64, by column, for the gradients of keys and values.
-        wide_queries: Of 128 x 128, by row, for kernels of more channels.
+        wide_queries: Of 128 x 128, by row, for wide kernels: forward beyond 128
+            channels, for dq beyond 64.
     """
 
     queries: BlockLists
@@ -231,7 +232,7 @@ def for_queries(mask: BlockMask, *, is_wide: bool) -> BlockMask:
 
     Args:
         mask: With its halves.
-        is_wide: Whether the kernel has more channels than it has room for small ones.
+        is_wide: Whether the kernel has so many channels that it gains by larger ones.
     """
     if mask.halves is None:
         return mask
