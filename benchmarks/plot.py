@@ -232,8 +232,7 @@ def attention_gpu(record: dict[str, Any]) -> Any:
 
 def _rates(axis: Any, rows: list[dict[str, Any]], bars: list[dict[str, Any]]) -> None:
     """A bar for each rival of a program, and the rates that would meet every aim."""
-    rivals = {"pliax": COLOURS[0], "pliax, blocks of 64": "#9ec9e8"}
-    rivals |= {"torch flex": COLOURS[2]}
+    rivals = {"pliax": COLOURS[0], "torch flex": COLOURS[2]}
     rivals |= {"torch flex autotuned": "#5f5f5f", "cuDNN": "#d0d0d0"}
     rows = [row for row in rows if row["rival"] in rivals]
     present = [x for x in rivals if x in {row["rival"] for row in rows}]

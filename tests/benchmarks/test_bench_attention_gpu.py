@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+from functools import partial
 
 import chex
 import jax
@@ -52,7 +53,13 @@ def test_of_several_calls_each_is_of_what_the_one_before_returned(direction):
 
     *qkv, d = (jnp.arange(4.0) + n for n in range(4))
     made = bench.pass_in_jax("x", direction, attend, [*qkv, d])
-    found = made.several(3)()
+    places = made.several(3, 2)
+    found, elsewhere = (call() for call in places)
+    pointers = [
+        {x.unsafe_buffer_pointer() for x in jax.tree.leaves(call.args[2:])}
+        for call in places
+    ]
+    assert not set.intersection(*pointers)
     of = {"forward": lambda x: attend(x, *qkv[1:])}
     of["backward"] = lambda x: jax.vjp(attend, *qkv)[1](x)
     x, expected = {"forward": qkv[0], "backward": d}[direction], []
@@ -60,6 +67,7 @@ def test_of_several_calls_each_is_of_what_the_one_before_returned(direction):
         expected.append(of[direction](x))
         x = jax.tree.leaves(expected[-1])[0]
     chex.assert_trees_all_close(found, expected)
+    chex.assert_trees_all_equal(found, elsewhere)
     chex.assert_trees_all_close(made.call(), expected[0])
 
 
@@ -73,21 +81,23 @@ def test_every_entrant_has_its_samples_and_follows_each_other_one():
     )
 
 
-def test_the_time_of_a_short_call_is_its_share_of_several(monkeypatch):
+def test_the_time_of_a_short_call_is_its_share_of_several_in_each_place(monkeypatch):
     now, one = [0.0], 0.0001  # seconds of a call on the device; 0.001 on the host
     monkeypatch.setattr(bench.time, "perf_counter", lambda: now[0])
 
-    def calls(count):
-        def call():
-            now[0] += 0.001 * (count == 1) + one * count
+    def calls(count, places):
+        def call(place):
+            now[0] += 0.001 * (count == 1) + one * count * (1 + place)
 
-        return call
+        return [partial(call, n) for n in range(places)]
 
-    made = bench.Entrant("x", "forward", calls(1), calls, lambda _: None, list, 0.0)
+    (call,) = calls(1, 1)
+    made = bench.Entrant("x", "forward", call, calls, lambda _: None, list, 0.0)
     assert bench.queue_ms(made)() == pytest.approx(1.1)
     monkeypatch.setattr(bench, "SHORT_MS", 2.0)
     monkeypatch.setattr(bench, "TOGETHER_MS", 11.0)
-    assert bench.queue_ms(made)() == pytest.approx(0.1)
+    clock = bench.queue_ms(made)
+    assert [clock() for _ in range(4)] == pytest.approx([0.1, 0.2, 0.3, 0.1])
 
 
 @pytest.mark.usefixtures("standard_promotion")
