@@ -255,7 +255,7 @@ def in_one_pass(
                 [given[i][0].reshape(shapes[i]) for i in portion],
                 [given[i][1].reshape(shapes[i]) for i in portion],
             )
-            done = how.iterate(how.normalised(X, how.norms(sums[:, None])))
+            done = how.of_squares(X, sums)
             parts = cut(done, [shapes[i][0] for i in portion])
             for i, part, buffer in zip(portion, parts, kept, strict=True):
                 results[i] = recipes[i].put_together([part])

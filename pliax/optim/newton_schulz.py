@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Integer, Real
@@ -32,6 +33,10 @@ EPSILON = 1e-7
 MAX_STEPS = 100  # torch.optim.Muon refuses from here on
 # Of float32 and float64, whatever jax_default_matmul_precision is.
 PRECISION = lax.Precision.HIGHEST
+# A step forms a I + b X X^T. Of matrices that are divided by at least this, what X X^T
+# loses to underflow (2^-126 each) is nothing beside I, also before it is divided.
+_LEAST_NORM = 1e-10
+_LARGEST_SQUARES = 2.0**126  # beyond, 1 / squares would be subnormal, which is 0
 
 Method = Callable[[Array, "NewtonSchulz"], Array]
 
@@ -81,6 +86,28 @@ class NewtonSchulz:
         if X.shape[-2] > X.shape[-1]:
             return self.method(X.mT, self).mT
         return self.method(X, self)
+
+    def of_squares(
+        self, X: Float[Array, "L M N"], squares: Float[Array, "L"]
+    ) -> Float[Array, "L M N"]:
+        """All steps, of matrices of which these are the sums of squares.
+
+        Where it can the first step divides by the norms: one pass over memory less, and
+        one rounding. That is 0.4 ms of 13.9 for 24 layers of a 0.5B model on one H100.
+        """
+        norms = self.norms(squares[:, None])
+        if not self._may_divide:
+            return self.iterate(self.normalised(X, norms))
+        scale = jnp.where(squares > _LARGEST_SQUARES, 0.0, 1 / norms)
+        return _standard(X, self, scale)
+
+    @property
+    def _may_divide(self) -> bool:
+        """Whether the first step may, for all matrices."""
+        if self.method != "standard" or isinstance(self.eps, Tracer):
+            return False
+        has_steps = isinstance(self.steps, int) and self.steps > 0
+        return has_steps and bool(np.asarray(self.eps) >= _LEAST_NORM)
 
     @property
     def bears_zeros(self) -> bool:
@@ -174,18 +201,26 @@ def choose_iteration(
 
 
 def _standard(
-    X: Float[Array, "*L M N"], iteration: NewtonSchulz
+    X: Float[Array, "*L M N"],
+    iteration: NewtonSchulz,
+    scale: Float[Array, "*L"] | None = None,
 ) -> Float[Array, "*L M N"]:
-    """Three products and three roundings a step."""
+    """Three products and three roundings a step, the first of X times `scale`."""
 
-    def step(i: Any, X: Array) -> Array:
+    def step(i: Any, X: Array, scale: Any = 1.0) -> Array:
         a, b, c = iteration.step(i)
-        A = _smaller_gram(X)
+        A = _smaller_gram(X, scale * scale)
         B = add_matmul(A, A, A, alpha=c, beta=b, commute=True, precision=PRECISION)
-        return add_matmul(*_sides(B, X), X, beta=a, precision=PRECISION)
+        return add_matmul(
+            *_sides(B, X), X, alpha=scale, beta=a * scale, precision=PRECISION
+        )
 
+    first = 0
+    if scale is not None:
+        X, first = step(0, X, scale), 1
+        step = functools.partial(step, scale=jnp.ones_like(scale))  # the same kernels
     unroll = isinstance(iteration.steps, int) and jax.default_backend() != "cpu"
-    return lax.fori_loop(0, iteration.steps, step, X, unroll=unroll)
+    return lax.fori_loop(first, iteration.steps, step, X, unroll=unroll)
 
 
 # Steps between two products with X. Rounding leaves eigenvalues of X X^T below zero by
@@ -224,10 +259,10 @@ def _several_steps(X: Array, steps: range, iteration: NewtonSchulz) -> Array:
     return X if Q is None else matmul(*_sides(Q, X), X.dtype, precision=PRECISION)
 
 
-def _smaller_gram(X: Float[Array, "*L M N"]) -> Array:
-    """X X^T or X^T X."""
+def _smaller_gram(X: Float[Array, "*L M N"], alpha: Any = 1.0) -> Array:
+    """X X^T or X^T X, times alpha."""
     is_tall = X.shape[-2] > X.shape[-1]
-    return symmetric_matmul(X, transpose=is_tall, precision=PRECISION)
+    return symmetric_matmul(X, alpha=alpha, transpose=is_tall, precision=PRECISION)
 
 
 def _sides(P: Array, X: Float[Array, "*L M N"]) -> tuple[Array, Array]:

@@ -66,6 +66,16 @@ def test_places_are_those_of_the_arrays_and_nothing_else_is_written():
     assert not np.isnan(np.asarray(X, np.float32)[~poisoned]).any()
 
 
+@pytest.mark.parametrize("interpret", [True, False])
+def test_a_sum_that_overflows_is_infinite_and_that_of_an_infinity_is_nan(interpret):
+    static, (factors, gradients, momenta) = operands(interpret=interpret)
+    gradients[0] = gradients[0].at[0, 3, 5].set(3e22)
+    gradients[1] = gradients[1].at[1, 4, 7].set(-jnp.inf)
+    _, _, squares = look_ahead.stacked(static, factors, gradients, momenta)
+    assert np.isposinf(squares).tolist() == [i == 0 for i in range(8)]
+    assert np.isnan(squares).tolist() == [i == 2 for i in range(8)]
+
+
 def test_eager_calls_compile_once():
     static, arrays = operands(interpret=False, sides=(64, 160))
     look_ahead.stacked(static, *arrays)

@@ -260,6 +260,19 @@ def test_of_commuting_symmetric_matrices_one_side_of_the_product_is_made():
 
 
 @pytest.mark.parametrize("options", [{}, FUSED])
+@pytest.mark.parametrize("gamma", [0.0, 5.0])
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # by the interpreter
+def test_nothing_times_an_alpha_of_zero_is_zero(options, gamma):
+    X = (1e25 * normal(0, (2, 128, 64))).astype(BF16)  # the products overflow
+    C = formula(few_integers(1, (2, 128, 64), BF16))
+    factors = {"alpha": jnp.array([0.0, 1e-30]), "beta": 2.0, "gamma": gamma}
+    found = symmetric_matmul(X, C, **factors, **options)
+    identity = jnp.eye(128, dtype=BF16)
+    np.testing.assert_array_equal(found[0], 2 * C[0] + gamma * identity)
+    assert jnp.isinf(found[1]).any()
+
+
+@pytest.mark.parametrize("options", [{}, FUSED])
 def test_each_matrix_may_have_its_own_factors(options):
     X = normal(0, (2, 3, 70, 64), BF16)
     alpha, gamma = jnp.arange(6.0).reshape(2, 3), jnp.full((2, 3), 2.0)

@@ -2,9 +2,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import equations
-from hypothesis import given, strategies as st
+from helpers import assert_error_rule, equations
+from hypothesis import given, settings, strategies as st
 
+from pliax.kernels.look_ahead.api import squared
 from pliax.optim.coefficients import COEFFICIENTS, NAMED_COEFFICIENTS
 from pliax.optim.execution import choose_execution
 from pliax.optim.matrix_axes import LAYOUTS
@@ -119,6 +120,58 @@ def test_zero_stays_zero(dtype):
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
 def test_nonfinite_propagates(bad):
     assert jnp.isnan(orthogonalize(jnp.eye(4).at[1, 2].set(bad))).all()
+
+
+# --- where the first step divides by the norms ----------------------------------------
+
+
+def of_squares(G, **options):
+    X = G.astype(jnp.bfloat16)
+    return choose_iteration(**options).of_squares(X, jnp.sum(squared(X), axis=(1, 2)))
+
+
+jitted_of_squares = jax.jit(of_squares)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3])
+@given(seed=seeds, magnitude=st.floats(-30, 17))
+@settings(max_examples=5)
+def test_the_first_step_may_divide_by_the_norm(shape, seed, magnitude):
+    many = [emulation.well_conditioned(seed + n, *shape) for n in range(32)]
+    G = np.stack(many) * np.float32(10**magnitude)
+    golden = [emulation.newton_schulz(x, rounding=emulation.exactly) for x in G]
+    G = jnp.asarray(G)
+    assert_error_rule(jitted_of_squares(G), jitted(G), np.stack(golden))
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24), (32, 32)])
+def test_of_a_stack_each_matrix_is_divided_by_its_norm(shape):
+    magnitudes = [1e-3, 0, 1, 1e5, np.inf, 3e-20, np.nan, 3e19, 1e30, 7]
+    G = [emulation.well_conditioned(n, *shape) for n in range(len(magnitudes))]
+    G, magnitudes = jnp.asarray(np.stack(G)), jnp.asarray(magnitudes)
+    usual = jnp.where(jnp.isfinite(magnitudes), magnitudes, 1.0)[:, None, None]
+    G = (G * usual).at[:, 2, 3].multiply(magnitudes / usual[:, 0, 0])
+    found, divided = (f(G) for f in (jitted_of_squares, jitted))
+    np.testing.assert_array_equal(jnp.isnan(found), jnp.isnan(divided))
+    np.testing.assert_array_equal(found == 0, divided == 0)
+    for one, other in zip(found, divided, strict=True):
+        np.testing.assert_allclose(float64(one), float64(other), atol=0.03)
+
+
+def test_the_least_norm_may_be_an_array():
+    G = jnp.asarray(emulation.well_conditioned(0, 16, 40))[None] * 1e-9
+    eps = jnp.float32(1e-7)
+    found = jax.jit(lambda G: of_squares(G, eps=eps))(G)
+    np.testing.assert_array_equal(found, jitted_of_squares(G))
+    traced = jax.jit(lambda G, eps: of_squares(G, eps=eps))(G, 1e-7)
+    np.testing.assert_allclose(float64(traced), float64(jitted(G)), atol=0.01)
+
+
+@pytest.mark.parametrize("options", [{"steps": 0}, {"eps": 1e-12}, {"method": "gram"}])
+def test_else_the_matrices_are_divided_first(options):
+    G = jnp.asarray(emulation.well_conditioned(0, 16, 40))[None] * 1e-15
+    found = of_squares(G, **options)
+    np.testing.assert_array_equal(found, orthogonalize(G, **options))
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0)])

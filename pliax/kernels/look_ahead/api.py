@@ -52,6 +52,8 @@ def stacked(
 ) -> Stacked:
     """The next momenta, their look-ahead in one stack, and its sums of squares.
 
+    An infinity makes the sum of its matrix NaN: one that is infinite has overflowed.
+
     Args:
         static: What is known of them.
         factors: f and k.
@@ -134,4 +136,10 @@ def _by_xla(
     if static.nesterov:
         ahead = [fresh * G + kept * M for G, M in zip(gradients, buffers, strict=True)]
     X = jnp.concatenate([rounded(x, jnp.bfloat16) for x in ahead])
-    return buffers, X, jnp.sum(jnp.square(X.astype(jnp.float32)), axis=(1, 2))
+    return buffers, X, jnp.sum(squared(X), axis=(1, 2))
+
+
+def squared(X: Array) -> Array:
+    """In float32, NaN where X is infinite."""
+    wide = X.astype(jnp.float32)
+    return jnp.where(jnp.abs(wide) == jnp.inf, jnp.nan, wide * wide)

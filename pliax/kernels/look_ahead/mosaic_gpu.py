@@ -16,7 +16,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .api import BLOCK, Stacked, Static
+from .api import BLOCK, Stacked, Static, squared
 
 
 # A kernel's: between two of them a device rests for 2 to 3 us, of 20 that one array of
@@ -86,8 +86,7 @@ def _thread_block(
             here = pl.ds((block - first) * BLOCK, BLOCK)
             ahead = _moved(nesterov, factors, G, M, here).astype(stack.dtype)
             stack[pl.ds((place[0] + block) * BLOCK, BLOCK)] = ahead
-            wide = ahead.astype(jnp.float32)
-            squares[place[0] + block] = jnp.sum(wide * wide)
+            squares[place[0] + block] = jnp.sum(squared(ahead))
 
         first += size
 

@@ -38,7 +38,8 @@ def symmetric_matmul(
         C: Symmetric matrices of the result's shape and dtype; None for zero. The fused
             kernel reads the tiles on one side of the diagonal alone: of a C that is not
             symmetric the result's upper triangle may have either.
-        alpha: Factor of the products: a number, or one for each matrix, [\*L].
+        alpha: Factor of the products: a number, or one for each matrix, [\*L]. As in
+            BLAS nothing times an alpha of 0 is 0, also of products that overflow.
         beta: Factor of C, likewise.
         gamma: Factor of the identity matrix, likewise.
         transpose: Whether products are X^T X, [\*L, K, K], of X as it lies in memory.

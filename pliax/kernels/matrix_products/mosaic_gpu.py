@@ -257,6 +257,8 @@ class _ThreadBlock:
         )
         alpha, beta, gamma = (self.arrays["factors"][place[0], i] for i in range(3))
         x = x * alpha
+        if self.kernel.kind.is_symmetric:  # where it may have overflowed
+            x = jnp.where(jnp.broadcast_to(alpha, x.shape) == 0, 0.0, x)
         if self.kernel.kind.has_shift:
             x = jnp.where(_on_diagonal(x.shape, *place[1:]), x + gamma, x)
         parts = [x[:, p : p + HALF] for p in range(0, side, HALF)]
@@ -350,7 +352,7 @@ def _stage(piece: Any) -> Any:
     return lax.rem(piece, i32(STAGES))
 
 
-def _on_diagonal(shape: tuple[int, int], row: Any, column: Any) -> Any:
+def _on_diagonal(shape: tuple[int, ...], row: Any, column: Any) -> Any:
     iota = partial(plgpu.broadcasted_iota, jnp.int32, shape, layout=plgpu.Layout.WGMMA)
     return iota(0) + row == iota(1) + column
 

@@ -82,7 +82,8 @@ def _make_tile(
         a = _piece(A, rows, deep, M, K, left_turned, SIDE, DEEP)
         b = _piece(B, deep, columns, K, N, right_turned, DEEP, SIDE)
         total = tl.dot(a, b, total)
-    total *= tl.load(factors + 3 * matrix)
+    alpha = tl.load(factors + 3 * matrix)
+    total = tl.where(alpha == 0, 0.0, total * alpha)
     if has_shift:
         shift = tl.load(factors + 3 * matrix + 2)
         total = tl.where(rows[:, None] == columns[None, :], total + shift, total)

@@ -52,7 +52,7 @@ def scaled_sum(
 ) -> Array:
     """The sum alpha AB + beta C + gamma I, rounded once."""
     alpha, beta, gamma = (x[..., None, None].astype(AB.dtype) for x in factors)
-    total = alpha * AB
+    total = jnp.where(alpha == 0, 0.0, alpha * AB)
     if C is not None:
         total = total + beta * C.astype(AB.dtype)
     if has_shift:
