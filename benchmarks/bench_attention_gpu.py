@@ -7,9 +7,9 @@ needs a Python with jax's CUDA plugin and torch. Eight programs, 64 and 128 chan
 asked for lse and max_scores. A time is that of a call in a queue of calls, the median
 of several queues; rivals take turns, in an order that changes. Short calls are several
 in one executable, each of what the one before returns, and torch's in one CUDA graph:
-for the host a call may be more work than for the GPU. They have arrays in several
-places of its memory, which are worth some percent. TFLOP/s count unmasked scores alone:
-4 operations a score and channel forward, 10 backward. torch takes its default options,
+for the host a call may be more work than for the GPU. These take turns with arrays that
+lie elsewhere in memory. TFLOP/s count unmasked scores alone: 4 operations a score and
+channel forward, 10 backward. torch takes its default options,
 and with `--autotune` also those it finds: the faster ones count. Errors are mean
 distances from the formula in float64, for one head, and how many times as large they
 are as those of the formula in bfloat16. `--triton` also runs
@@ -54,8 +54,9 @@ TRITON, TRITON_BAR = "pliax in Triton", 1.0
 TORCH, AUTOTUNED = ("torch flex", "torch flex autotuned"), "max-autotune-no-cudagraphs"
 CUDNN_BARS = {"forward": 0.95, "backward": 0.85}
 SHORT_MS, TOGETHER_MS = 0.5, 1.0  # shorter calls are as many in one as take 1 ms
-# Of arrays in memory: of eight executables of one call (0.07 and 0.12 ms, documents on
-# one H100) one took 1.15 to 1.17 times as long as the others, sample for sample.
+# Of a short call's arrays in memory. Of eight executables of a call (0.07 and 0.12 ms,
+# documents on one H100) one took 1.15 to 1.17 times as long as the others, in every
+# sample; between three places of one executable we saw 1.04 at most, on one H200.
 PLACES = 3
 ASKED, ASKED_BAR = "pliax, lse and max_scores", 1 / 1.03  # of the time without them
 
@@ -180,7 +181,7 @@ def pass_in_jax(
 
         def arguments() -> tuple[Any, ...]:
             """Arrays for each call: what depends on them alone is not for free."""
-            x, *rest = given
+            x, *rest = jax.tree.map(jnp.copy, given)
             return x, rest, *(jax.tree.map(jnp.copy, rest) for _ in range(count - 1))
 
         there = [arguments() for _ in range(places)]
@@ -265,7 +266,9 @@ def torch_flex(
 
     def several(make: Any, count: int, places: int) -> list[Callable[[], Any]]:
         def captured() -> Callable[[], Any]:
-            call, graph = make(x.clone() for x in qkv), torch.cuda.CUDAGraph()
+            here = [x.clone() for x in (*qkv, d_out)]
+            torch.cuda.synchronize()  # they are there for the stream
+            call, graph = make(here), torch.cuda.CUDAGraph()
             torch.cuda.synchronize()
             with torch.cuda.graph(graph, stream=stream):
                 for _ in range(count):
@@ -274,14 +277,15 @@ def torch_flex(
 
         return [captured() for _ in range(places)]
 
-    def forward(qkv: Any) -> Any:
+    def forward(arrays: Any) -> Any:
         def call(*qkv: Any) -> Any:
             with torch.no_grad(), torch.cuda.stream(stream):
                 return compiled(*qkv, score_mod=score_mod, block_mask=mask)
 
-        return partial(call, *qkv)
+        return partial(call, *arrays[:3])
 
-    def backward(qkv: Any) -> Any:
+    def backward(arrays: Any) -> Any:
+        *qkv, d_out = arrays
         leaves = [x.detach().requires_grad_() for x in qkv]
         with torch.cuda.stream(stream):  # in which autograd then runs the backward pass
             out = compiled(*leaves, score_mod=score_mod, block_mask=mask)
@@ -289,7 +293,7 @@ def torch_flex(
 
     for make in (forward, backward):
         start = time.perf_counter()
-        wait((call := make(qkv))())
+        wait((call := make([*qkv, d_out]))())
         seconds = time.perf_counter() - start
         more = partial(several, make)
         yield Entrant(name, make.__name__, call, more, wait, head, seconds)

@@ -7,7 +7,8 @@ products accumulate in float32, and each expression of a step is rounded to bflo
 once.
 
 Sharp edges. The norm is taken in float32, so a matrix with entries beyond about
-1e19 overflows and returns zeros. A NaN or an infinity makes the whole matrix NaN.
+1e19 overflows and returns zeros, and from a norm of 9.2e18 on where the first step
+divides by it. A NaN or an infinity makes the whole matrix NaN.
 """
 
 import dataclasses
@@ -33,10 +34,10 @@ EPSILON = 1e-7
 MAX_STEPS = 100  # torch.optim.Muon refuses from here on
 # Of float32 and float64, whatever jax_default_matmul_precision is.
 PRECISION = lax.Precision.HIGHEST
-# A step forms a I + b X X^T. Of matrices that are divided by at least this, what X X^T
-# loses to underflow (2^-126 each) is nothing beside I, also before it is divided.
-_LEAST_NORM = 1e-10
-_LARGEST_SQUARES = 2.0**126  # beyond, 1 / squares would be subnormal, which is 0
+# A step forms a I + b X X^T, where the first may divide X X^T by the squared norm: by
+# 1e-20 or more, so that what was lost to underflow (2^-126) is nothing beside I, and by
+# 2^126 or less, whose inverse is no subnormal number, which a GPU takes for 0.
+_LEAST_NORM, _LARGEST_NORM = 1e-10, 2.0**63
 
 Method = Callable[[Array, "NewtonSchulz"], Array]
 
@@ -98,7 +99,7 @@ class NewtonSchulz:
         norms = self.norms(squares[:, None])
         if not self._may_divide:
             return self.iterate(self.normalised(X, norms))
-        scale = jnp.where(squares > _LARGEST_SQUARES, 0.0, 1 / norms)
+        scale = jnp.where(norms > _LARGEST_NORM, 0.0, 1 / norms)
         return _standard(X, self, scale)
 
     @property
@@ -107,7 +108,8 @@ class NewtonSchulz:
         if self.method != "standard" or isinstance(self.eps, Tracer):
             return False
         has_steps = isinstance(self.steps, int) and self.steps > 0
-        return has_steps and bool(np.asarray(self.eps) >= _LEAST_NORM)
+        eps = np.asarray(self.eps)
+        return has_steps and bool((eps >= _LEAST_NORM) & (eps <= _LARGEST_NORM))
 
     @property
     def bears_zeros(self) -> bool:

@@ -21,7 +21,7 @@ from pliax.core.manual_axes import may_be_partitioned
 from pliax.kernels.look_ahead import api as look_ahead_api
 from pliax.optim import execution as execution_module, stacks
 from pliax.optim.execution import padded_sides
-from pliax.optim.newton_schulz import choose_iteration
+from pliax.optim.newton_schulz import NewtonSchulz, choose_iteration
 
 
 MatrixAxes = px.optim.MatrixAxes
@@ -177,7 +177,15 @@ def test_momentum_in_one_pass_does_what_two_do(monkeypatch, nesterov, method, re
     request.getfixturevalue("hopper")
     monkeypatch.setattr(stacks, "_ENOUGH", 4 * 64 * 64)
     assert passes() == 2 * (2 + 1)  # two portions and what is tall, each by a kernel
+    divided = []
+    usual = NewtonSchulz.normalised
+    monkeypatch.setattr(
+        NewtonSchulz,
+        "normalised",
+        lambda how, X, norms: divided.append(X.shape[-2:]) or usual(how, X, norms),
+    )
     found = steps()
+    assert ((128, 32) in divided) == (method != "standard")  # else by a first step
     assert_same(found[0], wanted[0], error=4 * 2.0**-7 / RATE)  # rates are no part
     for name, M in found[1].items():
         np.testing.assert_allclose(M, wanted[1][name], rtol=1e-6, atol=1e-7)

@@ -125,23 +125,43 @@ def test_nonfinite_propagates(bad):
 # --- where the first step divides by the norms ----------------------------------------
 
 
-def of_squares(G, **options):
+def with_squares(G):
     X = G.astype(jnp.bfloat16)
-    return choose_iteration(**options).of_squares(X, jnp.sum(squared(X), axis=(1, 2)))
+    return X, jnp.sum(squared(X), axis=(1, 2))
+
+
+def of_squares(G, **options):
+    return choose_iteration(**options).of_squares(*with_squares(G))
 
 
 jitted_of_squares = jax.jit(of_squares)
 
 
+def exact(G, how):
+    """In float64, by the iteration's schedule."""
+    X = float64(G)
+    X = X / max(np.linalg.norm(X), float(how.eps))
+    for i in range(how.steps):
+        a, b, c = map(float, how.step(i))
+        A = X @ X.T
+        X = a * X + (b * A + c * A @ A) @ X
+    return X
+
+
+SCHEDULES = ["quintic", "polar_express", [(3.0, -4.0, 2.0), COEFFICIENTS]]
+
+
 @pytest.mark.parametrize("shape", SHAPES[:3])
+@pytest.mark.parametrize("coefficients", SCHEDULES)
 @given(seed=seeds, magnitude=st.floats(-30, 17))
 @settings(max_examples=5)
-def test_the_first_step_may_divide_by_the_norm(shape, seed, magnitude):
+def test_the_first_step_may_divide_by_the_norm(shape, coefficients, seed, magnitude):
     many = [emulation.well_conditioned(seed + n, *shape) for n in range(32)]
     G = np.stack(many) * np.float32(10**magnitude)
-    golden = [emulation.newton_schulz(x, rounding=emulation.exactly) for x in G]
-    G = jnp.asarray(G)
-    assert_error_rule(jitted_of_squares(G), jitted(G), np.stack(golden))
+    how = choose_iteration(coefficients)
+    golden = [exact(x, how) for x in G]
+    found = jax.jit(how.of_squares)(*with_squares(jnp.asarray(G)))
+    assert_error_rule(found, jax.jit(how)(jnp.asarray(G)), np.stack(golden))
 
 
 @pytest.mark.parametrize("shape", [(24, 40), (40, 24), (32, 32)])
@@ -167,11 +187,22 @@ def test_the_least_norm_may_be_an_array():
     np.testing.assert_allclose(float64(traced), float64(jitted(G)), atol=0.01)
 
 
-@pytest.mark.parametrize("options", [{"steps": 0}, {"eps": 1e-12}, {"method": "gram"}])
-def test_else_the_matrices_are_divided_first(options):
-    G = jnp.asarray(emulation.well_conditioned(0, 16, 40))[None] * 1e-15
+@pytest.mark.parametrize(
+    "options", [{"steps": 0}, {"eps": 1e-12}, {"eps": 1e19}, {"method": "gram"}]
+)
+@pytest.mark.parametrize("size", [1e-15, 2.5e18])
+def test_else_the_matrices_are_divided_first(options, size):
+    G = jnp.asarray(emulation.well_conditioned(0, 16, 40))[None] * size
     found = of_squares(G, **options)
     np.testing.assert_array_equal(found, orthogonalize(G, **options))
+
+
+def test_norms_whose_inverse_square_is_no_normal_number_are_overflows():
+    G = jnp.asarray(emulation.well_conditioned(0, 16, 40))
+    G = G / jnp.linalg.norm(G)
+    fine, large = jitted_of_squares(jnp.stack([G * 9e18, G * 1.2e19]))
+    assert (large == 0).all()
+    np.testing.assert_allclose(float64(fine), float64(jitted(G)), atol=0.03)
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0)])

@@ -39,7 +39,7 @@ def symmetric_matmul(
             kernel reads the tiles on one side of the diagonal alone: of a C that is not
             symmetric the result's upper triangle may have either.
         alpha: Factor of the products: a number, or one for each matrix, [\*L]. As in
-            BLAS nothing times an alpha of 0 is 0, also of products that overflow.
+            BLAS 0 leaves the product out, whatever it is; not so in derivatives.
         beta: Factor of C, likewise.
         gamma: Factor of the identity matrix, likewise.
         transpose: Whether products are X^T X, [\*L, K, K], of X as it lies in memory.
@@ -117,7 +117,8 @@ def add_matmul(
     XLA leaves the sum to a second kernel: on an H200 72 products of (896, 896) with
     (896, 4864) take 1.56 ms so, and 0.94 ms here. If A and B are symmetric and
     `commute`, so is A B, of which one side of the diagonal is made then. Other options
-    are those of `symmetric_matmul`.
+    are those of `symmetric_matmul`, but that an alpha of 0 may not leave out a product
+    that overflows if it does not `commute`.
     """
     operation = "add_matmul"
     factors = (("alpha", alpha), ("beta", beta), ("gamma", gamma))
