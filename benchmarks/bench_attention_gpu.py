@@ -9,12 +9,11 @@ of several queues; rivals take turns, in an order that changes. Short calls are 
 in one executable, each of what the one before returns, and torch's in one CUDA graph:
 for the host a call may be more work than for the GPU. These take turns with arrays that
 lie elsewhere in memory. TFLOP/s count unmasked scores alone: 4 operations a score and
-channel forward, 10 backward. torch takes its default options,
-and with `--autotune` also those it finds: the faster ones count. Errors are mean
-distances from the formula in float64, for one head, and how many times as large they
-are as those of the formula in bfloat16. `--triton` also runs
-`implementation="triton"`. `--programs`, `--lengths` and `--channels` run a part; parts
-of the same tree and device are merged in the file.
+channel forward, 10 backward. torch takes its default options, and with `--autotune`
+also those it finds: the faster ones count. Errors are mean distances from the formula
+in float64, for one head, and how many times as large they are as those of the formula
+in bfloat16. `--triton` also runs `implementation="triton"`. `--programs`, `--lengths`
+and `--channels` run a part; parts of the same tree and device are merged in the file.
 """
 
 import argparse

@@ -23,10 +23,11 @@ def exactly(x):
 def newton_schulz(G, steps=5, rounding=bfloat16, coefficients=COEFFICIENTS, eps=1e-7):
     X = rounding(G)
     number = X.dtype.type
-    a, b, c = map(number, coefficients)
+    schedule = np.atleast_2d(coefficients).astype(number)
     X = X.T if G.shape[0] > G.shape[1] else X
     X = rounding(X / np.maximum(np.sqrt(np.sum(X * X)), number(eps)))
-    for _ in range(steps):
+    for i in range(steps):
+        a, b, c = schedule[min(i, len(schedule) - 1)]
         A = rounding(X @ X.T)
         B = rounding(b * A + c * (A @ A))
         X = rounding(a * X + B @ X)

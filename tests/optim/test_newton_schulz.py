@@ -137,17 +137,6 @@ def of_squares(G, **options):
 jitted_of_squares = jax.jit(of_squares)
 
 
-def exact(G, how):
-    """In float64, by the iteration's schedule."""
-    X = float64(G)
-    X = X / max(np.linalg.norm(X), float(how.eps))
-    for i in range(how.steps):
-        a, b, c = map(float, how.step(i))
-        A = X @ X.T
-        X = a * X + (b * A + c * A @ A) @ X
-    return X
-
-
 SCHEDULES = ["quintic", "polar_express", [(3.0, -4.0, 2.0), COEFFICIENTS]]
 
 
@@ -159,7 +148,8 @@ def test_the_first_step_may_divide_by_the_norm(shape, coefficients, seed, magnit
     many = [emulation.well_conditioned(seed + n, *shape) for n in range(32)]
     G = np.stack(many) * np.float32(10**magnitude)
     how = choose_iteration(coefficients)
-    golden = [exact(x, how) for x in G]
+    options = {"rounding": emulation.exactly, "coefficients": how.coefficients}
+    golden = [emulation.newton_schulz(x, **options) for x in G]
     found = jax.jit(how.of_squares)(*with_squares(jnp.asarray(G)))
     assert_error_rule(found, jax.jit(how)(jnp.asarray(G)), np.stack(golden))
 

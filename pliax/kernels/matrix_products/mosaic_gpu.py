@@ -257,7 +257,7 @@ class _ThreadBlock:
         )
         alpha, beta, gamma = (self.arrays["factors"][place[0], i] for i in range(3))
         x = x * alpha
-        if self.kernel.kind.is_symmetric:  # where it may have overflowed
+        if self.kernel.kind.is_symmetric:  # as in BLAS; Muon's others never overflow
             x = jnp.where(jnp.broadcast_to(alpha, x.shape) == 0, 0.0, x)
         if self.kernel.kind.has_shift:
             x = jnp.where(_on_diagonal(x.shape, *place[1:]), x + gamma, x)
