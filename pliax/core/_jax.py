@@ -882,6 +882,22 @@ def load_elements(ref: Any, index: Any, dtype: Any, layout: Any) -> Any:
     return load(ref, index)
 
 
+def store_rows(ref: Any, rows: Any) -> None:
+    """In a Mosaic GPU kernel: writes registers to an array in global memory.
+
+    Args:
+        ref: The array, of one dimension, which may lie in strides.
+        rows: As many numbers of its dtype.
+    """
+    import jax.experimental.pallas.mosaic_gpu as plgpu
+
+    store = getattr(plgpu, "store", None)  # since 0.12, which refuses the other form
+    if store is None:
+        ref[...] = rows
+    else:
+        store(ref, rows, optimized=False)
+
+
 def take_number(counter: Any, to: Any, start: int) -> None:
     """In a Mosaic GPU kernel: writes the next number that no thread block has taken.
 

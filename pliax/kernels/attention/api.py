@@ -65,6 +65,7 @@ class _Arguments:
     score_mod: Any
     block_mask: Any
     options: dict[str, int]
+    has_aux: bool = False
 
 
 def _anything(arguments: Any) -> None:
@@ -120,6 +121,9 @@ def _refused_few(arguments: _Arguments) -> str | None:
 def _prepared_for_mosaic_gpu(arguments: _Arguments) -> _Arguments:
     """A mask that is known to be sparse has lists of smaller blocks, too."""
     mask, (sequences, _, heads, _) = arguments.block_mask, arguments.arrays[0].shape
+    if arguments.has_aux:
+        options = {**arguments.options, "has_aux": 1}
+        arguments = replace(arguments, options=options)
     if mask is None:
         return arguments
     return replace(arguments, block_mask=refined(mask, sequences, heads))
@@ -143,7 +147,7 @@ def _attend_by_platform(query: Array, key: Array, value: Array, **rest: Any) -> 
     """The fused kernels on a GPU, `xla` where a program is compiled for a CPU."""
     score_mod, block_mask = rest.pop("score_mod"), rest.pop("block_mask")
     cuda = _mosaic_gpu(**rest)
-    kernel = derivatives.by_platform(cuda=cuda, default=_xla(**rest))
+    kernel = derivatives.by_platform(cuda=cuda, default=_xla(scale=rest["scale"]))
     kernel = bucketed.in_buckets(kernel, lambda query, key: (128, 128))
     return derivatives.attend(kernel, (query, key, value), score_mod, block_mask)
 
@@ -164,8 +168,14 @@ def _mosaic_gpu(**rest: Any) -> derivatives.Kernel:
         return gradients, _captured_gradients(arrays, *args, scale=scale)
 
     forward = partial(mosaic_gpu_decoding.forward, splits=splits, **options)
-    definition = partial(_define, scale=scale)
-    return derivatives.Kernel(forward, backward, definition, multiplies_hidden=True)
+    inference = partial(mosaic_gpu_decoding.inference, splits=splits, **options)
+    return derivatives.Kernel(
+        forward,
+        backward,
+        definition=partial(_define, scale=scale),
+        multiplies_hidden=True,
+        inference=inference if "has_aux" in rest else None,
+    )
 
 
 def _triton(scale: float, **asked: int) -> derivatives.Kernel:
@@ -352,17 +362,19 @@ def flex_attention(
     options = check_kernel_options(kernel_options, block_mask, implementation)
     arrays = query, key, value
     score_mod = close_score_mod(score_mod, dtype, varying_axes(*arrays))
-    arguments = _Arguments(arrays, score_mod, block_mask, options)
+    has_aux = return_aux is not None and (return_aux.lse or return_aux.max_scores)
+    arguments = _Arguments(arrays, score_mod, block_mask, options, has_aux)
     backend = choose("flex_attention", BACKENDS, arguments, implementation)
     check_options("flex_attention", backend, options)
+    prepared = backend.prepare(arguments)
     out, lse, maximum = _run_on_auto_axes(
         arrays,
         score_mod,
-        backend.prepare(arguments).block_mask,
+        prepared.block_mask,
         name=backend.name,
         is_named=implementation is not None,
         scale=scale,
-        options=tuple(sorted(options.items())),
+        options=tuple(sorted(prepared.options.items())),
     )
     if return_aux is None:
         return out

@@ -35,8 +35,14 @@ def in_buckets(kernel: Kernel, blocks: Callable[..., tuple[int, int]]) -> Kernel
     def forward(*args: Any) -> Any:
         if not has_size(args):
             return kernel.forward(*args)
-        run = partial(_forward, kernel, blocks, _shapes(args[0]))
+        run = partial(_forward, kernel, kernel.forward, blocks, _shapes(args[0]))
         return padded_call("flex_attention", run, args, _results(*args))
+
+    def inference(*args: Any) -> Any:
+        if not has_size(args):
+            return kernel.infer(*args)
+        run = partial(_forward, kernel, kernel.infer, blocks, _shapes(args[0]))
+        return padded_call("flex_attention", run, args, _results(*args)[:3])
 
     def backward(*args: Any) -> Any:
         if not has_size(args):
@@ -44,7 +50,8 @@ def in_buckets(kernel: Kernel, blocks: Callable[..., tuple[int, int]]) -> Kernel
         run = partial(_backward, kernel, blocks, _shapes(args[0]))
         return padded_call("flex_attention", run, args, _gradients(*args))
 
-    return replace(kernel, forward=forward, backward=backward)
+    passes = {"forward": forward, "backward": backward, "inference": inference}
+    return replace(kernel, **passes)
 
 
 def _shapes(arrays: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
@@ -69,6 +76,7 @@ def _gradients(arrays: Any, score_mod: Any, *_: Any) -> Any:
 
 def _forward(
     kernel: Kernel,
+    run: Callable[..., Any],
     blocks: Any,
     shapes: Any,
     here: InBucket,
@@ -79,7 +87,7 @@ def _forward(
     limits, mods = _inside(here, blocks, shapes, arrays, score_mod, block_mask)
     if kernel.multiplies_hidden:
         arrays = _finite(limits, arrays)
-    return kernel.forward(arrays, *mods)
+    return run(arrays, *mods)
 
 
 def _backward(

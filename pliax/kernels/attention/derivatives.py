@@ -36,12 +36,19 @@ class Kernel:
         multiplies_hidden: Whether what a mask hides, and what sees nothing, is first
             multiplied by 0, and left out in a second try where NaN spoiled the first:
             with other roundings, so that padding is filled with 0 before.
+        inference: `(arrays, score_mod, block_mask) -> (out, lse, maximum)`, the same
+            numbers as of `forward`, for what is not differentiated. None for `forward`.
     """
 
     forward: Callable[..., Any]
     backward: Callable[..., Any]
     definition: Callable[..., Any]
     multiplies_hidden: bool = False
+    inference: Callable[..., Any] | None = None
+
+    def infer(self, *args: Any) -> Any:
+        """Output, log-sum-exp and maximum, where nothing is differentiated."""
+        return self.inference(*args) if self.inference else self.forward(*args)[:3]
 
 
 def by_platform(*, cuda: Kernel, default: Kernel) -> Kernel:
@@ -51,6 +58,9 @@ def by_platform(*, cuda: Kernel, default: Kernel) -> Kernel:
         return jax.lax.platform_dependent(
             *args, cuda=cuda.forward, default=default.forward
         )
+
+    def inference(*args: Any) -> Any:
+        return jax.lax.platform_dependent(*args, cuda=cuda.infer, default=default.infer)
 
     def backward(arrays: Any, score_mod: Any, *rest: Any) -> Any:
         primals = arrays, floating_captures(score_mod)
@@ -62,25 +72,38 @@ def by_platform(*, cuda: Kernel, default: Kernel) -> Kernel:
         return jax.lax.platform_dependent(*args, cuda=of(cuda), default=of(default))
 
     multiplies = cuda.multiplies_hidden or default.multiplies_hidden
-    return Kernel(forward, backward, cuda.definition, multiplies)
+    return Kernel(forward, backward, cuda.definition, multiplies, inference)
 
 
 def attend(
     kernel: Kernel, arrays: tuple[Array, ...], score_mod: Any, block_mask: Any
 ) -> tuple[Array, Array, Array]:
     """Output, log-sum-exp and maximum (no gradient), differentiable as said above."""
-    out, lse, maximum, _ = _attend(kernel, arrays, score_mod, block_mask)
+    out, lse, maximum = _attend(kernel, arrays, score_mod, block_mask)
     return out, lse, jax.lax.stop_gradient(maximum)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _attend(kernel: Kernel, arrays: Any, score_mod: Any, block_mask: Any) -> Any:
-    return kernel.forward(arrays, score_mod, block_mask)
+def _attend(kernel: Kernel, *args: Any) -> Any:
+    return kernel.infer(*args)
 
 
 @_attend.defjvp
 def _attend_jvp(kernel: Kernel, primals: Any, tangents: Any) -> Any:
-    results = _attend(kernel, *primals)
+    """Where it is differentiated there is what the backward pass needs."""
+    with_residuals = partial(_with_residuals, kernel)
+    results, d_results = jax.jvp(with_residuals, primals, tangents)
+    return results[:3], d_results[:3]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _with_residuals(kernel: Kernel, *args: Any) -> Any:
+    return kernel.forward(*args)
+
+
+@_with_residuals.defjvp
+def _with_residuals_jvp(kernel: Kernel, primals: Any, tangents: Any) -> Any:
+    results = _with_residuals(kernel, *primals)
     out, _, *statistics = results
     d_results = linear_map(
         partial(_tangents, kernel),

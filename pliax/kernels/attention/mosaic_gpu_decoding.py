@@ -31,7 +31,7 @@ def forward(
 ) -> tuple[Array, Array, Array, Array]:
     """As `mosaic_gpu.forward`, by parts for few queries or where `splits` are given."""
     query, key, value = arrays
-    if splits is None and (query.shape[1] >= FEW or asked):
+    if _is_whole(query, splits, asked):
         return mosaic_gpu.forward(arrays, score_mod, block_mask, asked=asked, **static)
     is_refused = refused_packing((query, key), score_mod, block_mask) is not None
     group = 1 if is_refused else query.shape[2] // key.shape[2]
@@ -42,3 +42,24 @@ def forward(
     results = out.astype(query.dtype), *statistics
     out, lse, maximum, log_sum = (unpack(x, group) for x in results)
     return out, lse, maximum, log_sum
+
+
+def inference(
+    arrays: Any,
+    score_mod: Any,
+    block_mask: BlockMask | None,
+    *,
+    splits: int | None = None,
+    asked: Mapping[str, int] = mosaic_gpu.NOTHING,
+    **static: Any,
+) -> tuple[Array, Array, Array]:
+    """As `mosaic_gpu.inference`, by parts where `forward` is."""
+    given, options = (arrays, score_mod, block_mask), {"asked": asked, **static}
+    if _is_whole(arrays[0], splits, asked):
+        return mosaic_gpu.inference(*given, **options)
+    return forward(*given, splits=splits, **options)[:3]
+
+
+def _is_whole(query: Array, splits: int | None, asked: Mapping[str, int]) -> bool:
+    """Whether a thread block visits all keys that its queries see."""
+    return splits is None and (query.shape[1] >= FEW or bool(asked))

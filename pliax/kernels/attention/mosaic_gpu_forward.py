@@ -13,7 +13,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from pliax.core._jax import take_number
+from pliax.core._jax import store_rows, take_number
 
 from .configs import Config
 from .mosaic_gpu_conditions import Condition, all_meet, hide
@@ -393,7 +393,14 @@ class ThreadBlock:
         is_empty = total == 0
         some = jnp.where(is_empty, 1.0, total)
         acc = acc * lax.broadcast_in_dim(1 / some, acc.shape, [0])
-        self.put(group, place, acc, top, jnp.log2(some) * (1 / LOG2E))
+        log_sum = jnp.log2(some) * (1 / LOG2E)
+        if self.kernel.is_inference:
+            (b, h, first), rows = place, self.kernel.config.rows
+            for ref, x in zip(self.outputs[1:], (top + log_sum, top), strict=True):
+                store_rows(ref.at[b, pl.ds(first, rows), h], x)
+            self.put(group, place, acc)
+            return
+        self.put(group, place, acc, top, log_sum)
 
     def of_part(self, group: Any, place: Any) -> Any:
         """Where the sums of a warpgroup are: parts stand where sequences do."""
@@ -415,8 +422,9 @@ class ThreadBlock:
             scratch.statistics.at[n, group][...] = x
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(out, self.outputs[0].at[self.kernel.rows(*place)])
-        for n, ref in enumerate(self.outputs[1:]):
-            plgpu.copy_smem_to_gmem(scratch.statistics.at[n, group], ref.at[b, h, rows])
+        for n, _ in enumerate(statistics):
+            there = self.outputs[1 + n].at[b, h, rows]
+            plgpu.copy_smem_to_gmem(scratch.statistics.at[n, group], there)
         if not self.kernel.is_persistent:
             await_copies_read()
 

@@ -1,5 +1,7 @@
 """Which implementation runs where nobody names one, on a machine with a Hopper GPU."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from pliax.kernels.attention import api, mosaic_gpu_limits
 
 T = 200
 BF16 = jnp.bfloat16
+TURN = "stablehlo.transpose"
 
 
 @pytest.fixture
@@ -55,6 +58,25 @@ def test_the_fused_kernels_are_compiled_for_the_gpu_and_xla_for_the_cpu():
         traced.lower(lowering_platforms=(name,)).as_text() for name in ("cuda", "cpu")
     )
     assert "mosaic_gpu" in on_gpu and "mosaic_gpu" not in on_cpu
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("named", [{}, {"implementation": "mosaic_gpu"}])
+def test_on_a_gpu_lse_and_max_scores_are_turned_by_nobody(named):
+    """The kernel writes them as they are returned, (B, T, H)."""
+    q, k, v = (gaussian(n, (1, 256, 2, 64), BF16) for n in range(3))
+
+    def lowered(function):
+        traced = jax.jit(function).trace(q, k, v)
+        return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+    request = px.AuxRequest(lse=True, max_scores=True)
+    attend = partial(px.flex_attention, return_aux=request, **named)
+    asked, with_residuals = (
+        lowered(x) for x in (attend, lambda *given: jax.vjp(attend, *given)[0])
+    )
+    assert "mosaic_gpu" in asked and TURN not in asked
+    assert "mosaic_gpu" in with_residuals and TURN in with_residuals
 
 
 @pytest.mark.usefixtures("hopper")

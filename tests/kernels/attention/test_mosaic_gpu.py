@@ -158,6 +158,51 @@ def test_the_kernels_are_as_exact_as_the_plain_formula(case):
     assert_error_rule(found, formula(*given), in_float64(formula, *given))
 
 
+def both_ways(attend):
+    """What runs where nothing is differentiated, and where something is."""
+    return jax.jit(attend), jax.jit(lambda *given: jax.vjp(attend, *given)[0])
+
+
+ASKED = [
+    Case(mask="causal", lengths=(257, 257), heads=1),
+    Case(mod="alibi", lengths=(130, 150), options=SMALL),
+    Case(mod="soft_cap", mask="sliding_window", lengths=(130, 300)),
+    Case(mask="document_ids", lengths=(200, 260), block=(64, 64)),
+    Case(channels=(256, 96), lengths=(1, 140), scale=-0.3, dtype=jnp.float16),
+]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(x, marks=[] if n == 3 else [pytest.mark.slow], id=str(x))
+        for n, x in enumerate(ASKED)
+    ],
+)
+def test_lse_and_max_scores_are_the_same_with_and_without_derivatives(case):
+    arrays, floats, others, seen, _ = operands(case)
+    runs = both_ways(kernels_of(case, others, seen))
+    found, wanted = (run(arrays, floats) for run in runs)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+@pytest.mark.parametrize("stranger", [0.0, jnp.nan])
+def test_lse_and_max_scores_of_a_second_try_are_those_with_derivatives(stranger):
+    mask = px.create_block_mask(partly_unseen, 2, None, 150, 150)
+    q, k, v = (gaussian(n, (2, 150, 2, 64), jnp.bfloat16) for n in range(3))
+    k, v = (x.at[1, 70:].set(stranger) for x in (k, v))
+    attend = partial(
+        px.flex_attention, block_mask=mask, return_aux=EVERYTHING,
+        implementation="mosaic_gpu", kernel_options=INTERPRET,
+    )  # fmt: skip
+    (out, aux), wanted = (
+        run(q.at[:, 3].set(stranger), k, v) for run in both_ways(attend)
+    )
+    jax.tree.map(np.testing.assert_array_equal, (out, aux), wanted)
+    assert np.isneginf(aux.lse[:, 3]).all() and np.isneginf(aux.max_scores[:, 3]).all()
+    assert all(np.isfinite(np.delete(x, 3, axis=1)).all() for x in (aux.lse, out))
+
+
 MANY_TILES = [
     Case(mask="causal", lengths=(257, 257), heads=1),
     Case(mask="document_ids", lengths=(260, 260), heads=4),
@@ -183,13 +228,14 @@ def test_a_thread_block_that_takes_many_tiles_finds_what_one_for_each_does(
 
     def traced():
         jax.clear_caches()  # of what the number of multiprocessors is part of
-        run = jax.jit(kernels_of(case, others, seen))
-        return run.trace(arrays, floats), run(arrays, floats)
+        runs = both_ways(kernels_of(case, others, seen))
+        programs = [str(run.trace(arrays, floats).jaxpr) for run in runs]
+        return programs, [run(arrays, floats) for run in runs]
 
     _, wanted = traced()
     monkeypatch.setattr(mosaic_gpu, "MULTIPROCESSORS", workers)
-    program, found = traced()
-    assert "axis_name=workers" in str(program.jaxpr)
+    programs, found = traced()
+    assert all("axis_name=workers" in x for x in programs)
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
@@ -483,15 +529,20 @@ def test_the_kernels_lower_for_a_gpu(name, D, mask_mod, block):
     arrays = tuple(gaussian(n, (1, T, H, D), jnp.bfloat16) for n in range(3))
     statistics = gaussian(4, (1, T, H)), gaussian(5, (1, T, H))
 
-    def both(arrays):
+    def every(arrays):
         out, lse, *rest = mosaic_gpu.forward(arrays, score_mod, mask, scale=0.1)
         results, cotangents = (out, *statistics), (out, lse)
-        return rest, mosaic_gpu_vjp.backward(
-            arrays, score_mod, mask, results, cotangents, scale=0.1
+        asked = mosaic_gpu.inference(arrays, score_mod, mask, scale=0.1)
+        return (
+            asked,
+            rest,
+            mosaic_gpu_vjp.backward(
+                arrays, score_mod, mask, results, cotangents, scale=0.1
+            ),
         )
 
-    lowered = jax.jit(both).trace(arrays).lower(lowering_platforms=("cuda",))
-    assert lowered.as_text().count("mosaic_gpu") >= 3
+    lowered = jax.jit(every).trace(arrays).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("mosaic_gpu") >= 4
 
 
 def _gradients_of(arrays, slopes, mask):
