@@ -55,7 +55,8 @@ from .configs import (
 )
 from .diagonals import sees_itself
 from .mosaic_gpu_columns import Columns, columns_of
-from .mosaic_gpu_forward import NextTiles, Scratch, ThreadBlock
+from .mosaic_gpu_forward import Scratch, ThreadBlock
+from .mosaic_gpu_next_tiles import NextTiles
 from .mosaic_gpu_tiles import (
     Operands,
     Verdict,
@@ -355,7 +356,9 @@ class _Forward:
             Verdict.scratch(config, interpret=self.call.interpret)
             if self.call.has_unseen
             else (),
-            NextTiles.scratch(config) if self.is_persistent else (),
+            NextTiles.scratch(config.groups, ahead=2, counted=2)
+            if self.is_persistent
+            else (),
         )
 
         def body(refs: Any, scratch: Any) -> None:

@@ -14,11 +14,10 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from .mosaic_gpu_gradients import (
-    Gradient,
-    Weights,
-    with_slope_of_hidden,
-)
+from pliax.core._jax import take_number
+
+from .mosaic_gpu_gradients import Gradient, Weights, with_slope_of_hidden
+from .mosaic_gpu_next_tiles import NextTiles
 from .mosaic_gpu_tiles import (
     COLUMN,
     ROW,
@@ -44,12 +43,13 @@ SQUARE = 64  # rows and columns of the pieces of dq
 class Scratch:
     """What the warpgroups of a thread block share."""
 
+    d_scores: Any  # of all warpgroups: of this visit, and the one before
+    d_keys: Any  # in the same place: dk and dv, where a thread block takes many tiles
     stay: Any  # of each warpgroup; its gradients in the end
     finite_keys: Any  # for what is added to dq, where nobody may see a key
     visit: Any
     known: Any  # statistics of the queries that are visited
     columns: Any  # what mods know of them
-    d_scores: Any  # of all warpgroups: of this visit, and the one before
     squares: Any  # of dq
     stay_here: Any
     here: Any  # barriers of what is visited: loaded
@@ -57,7 +57,40 @@ class Scratch:
     exchanged: Any
     added: Any  # squares written
     taken: Any  # squares read
-    counters: Any  # in global memory: how often a tile of dq was added to
+    next: Any  # tile, where a thread block takes many
+    now: Any  # the tile of each warpgroup, likewise
+    counters: Any  # in global memory: how often a tile of dq was added to; behind those
+    # of the first head, how many tiles of keys were taken
+
+
+@dataclass(frozen=True)
+class Order:
+    """In which order tiles are taken: of some heads all, then of some others.
+
+    Attributes:
+        heads: Of all sequences.
+        tiles: Of keys of a head.
+        together: Heads whose n-th tiles follow each other.
+        of_sequence: Heads of a sequence.
+    """
+
+    heads: int
+    tiles: int
+    together: int
+    of_sequence: int
+
+    @property
+    def total(self) -> int:
+        """Of all heads."""
+        return self.heads * self.tiles
+
+    def place(self, n: Any) -> tuple[Any, Any, Any]:
+        """Sequence, head and tile of the n-th."""
+        few, n = lax.rem(n, i32(self.together)), lax.div(n, i32(self.together))
+        tile, many = lax.rem(n, i32(self.tiles)), lax.div(n, i32(self.tiles))
+        head = many * self.together + few
+        of_sequence = i32(self.of_sequence)
+        return lax.div(head, of_sequence), lax.rem(head, of_sequence), tile
 
 
 @dataclass(frozen=True)
@@ -68,31 +101,21 @@ class ThreadBlock:
     arrays: Any
     outputs: Any
     scratch: Scratch
-    b: Any
-    h: Any
+    order: Order
+    workers: int | None  # thread blocks that take many tiles; None for one each
 
     def run(self) -> None:
         """What one warpgroup does."""
         config, group = self.gradient.config, lax.axis_index("wg")
         compute, move = config.registers
-
-        def compute_all() -> None:
-            if not self.arrays.blind:
-                self.compute(group, is_careful=False)
-            else:  # apart, as what is rare would slow down the rest
-                some, _ = self.arrays.blind
-                is_careful = some[0] != 0
-                pl.when(is_careful)(partial(self.compute, group, is_careful=True))
-                pl.when(~is_careful)(partial(self.compute, group, is_careful=False))
-
         if not config.has_mover:
-            compute_all()
+            self.compute_all(group)
             return
 
         @pl.when(group < config.groups)
         def _() -> None:
             plgpu.set_max_registers(compute, action="increase")
-            compute_all()
+            self.compute_all(group)
 
         for n, work in enumerate((self.load_all, self.add_all)):
 
@@ -106,10 +129,153 @@ class ThreadBlock:
         """What the gradients are of."""
         return self.kernel.gradient
 
+    # --- the tiles of a thread block ---
+
+    def over_tiles(self, body: Any, following: Any) -> Any:
+        """`body(before, then)` for each tile of a thread block.
+
+        Args:
+            body: Gets how many visits were made for the tiles before, and how to hear
+                the number of the next one, which it asks once; None if there is none.
+                It returns how many visits were made by then, and what it heard.
+            following: To the number of the next tile.
+
+        Returns:
+            How many visits were made for all tiles.
+        """
+        if self.workers is None:
+            return body(i32(0), None)[0]
+
+        def one(carry: Any) -> Any:
+            n, before = carry
+            self.set_now(n)
+            count, n = body(before, following)
+            return n, count
+
+        is_left = lambda carry: carry[0] < self.order.total  # noqa: E731
+        return lax.while_loop(is_left, one, (self.first_taken, i32(0)))[1]
+
+    @property
+    def first_taken(self) -> Any:
+        """The number of a thread block's first tile."""
+        n = lax.axis_index("blocks")
+        return n * self.share if self.gradient.call.interpret else n
+
+    @property
+    def now(self) -> Any:
+        """The number of the tile of this warpgroup.
+
+        It is read whenever it is needed: there is no register for it.
+        """
+        if self.workers is None:
+            return lax.axis_index("blocks")
+        return self.scratch.now[lax.axis_index("wg")]
+
+    def set_now(self, n: Any) -> None:
+        """The tile of this warpgroup is another."""
+        plgpu.commit_smem()  # all warps have read
+        self.scratch.now[lax.axis_index("wg")] = n
+        plgpu.commit_smem()
+
+    @property
+    def share(self) -> int:
+        """Tiles of a thread block in the interpreter, where it takes neighbours.
+
+        It runs thread blocks one after another, and the first of the tiles that add to
+        a square of dq has to come first.
+        """
+        return -(-self.order.total // (self.workers or 1))
+
+    def take_next(self) -> Any:
+        """Takes a tile that nobody has, and tells the other warpgroups."""
+        n = self.now
+        told_before = jnp.where(n == self.first_taken, 0, 1)
+
+        def take(to: Any) -> None:
+            if self.gradient.call.interpret:
+                is_mine = lax.rem(n + 1, i32(self.share)) != 0
+                to[...] = jnp.where(is_mine, n + 1, self.order.total)
+            else:
+                counters = self.scratch.counters
+                taken = counters.at[0, 0, counters.shape[2] - 1]
+                take_number(taken, to, self.workers or 0)
+
+        return NextTiles(*self.scratch.next).tell(told_before, take)[0]
+
+    def hear_next(self) -> Any:
+        """What the warpgroup that loads has taken."""
+        return NextTiles(*self.scratch.next).hear(0)[0]
+
+    def load_keys(self, group: Any, n: Any) -> None:
+        """Keys and values of a warpgroup, of the n-th tile."""
+        b, h, number = self.order.place(n)
+        config, here = self.gradient.config, self.scratch.stay_here.at[group]
+        rows = pl.ds(number * config.span + group * config.rows, config.rows)
+        for array, buffer in zip(self.arrays.stay, self.scratch.stay, strict=True):
+            plgpu.copy_gmem_to_smem(array.at[b, rows, h], buffer.at[group], here)
+
+    def load_keys_if_left(self, group: Any, n: Any) -> None:
+        """Those of the n-th tile, if there are so many."""
+        pl.when(n < self.order.total)(partial(self.load_keys, group, n))
+
+    # --- the warpgroups ---
+
+    def load_all(self) -> None:
+        """Queries into shared memory."""
+        stages = self.gradient.config.stages
+
+        def one(before: Any, then: Any) -> Any:
+            count = self.load_visits(before)
+            return count, None if then is None else then()
+
+        count = self.over_tiles(one, self.take_next)
+
+        @pl.loop(jnp.maximum(count - stages, 0), count)
+        def _(i: Any) -> None:  # nobody leaves before all have read
+            plgpu.barrier_wait(self.scratch.free.at[lax.rem(i, i32(stages))])
+
+    def add_all(self) -> None:
+        """What is added to dq, from shared memory."""
+
+        def one(before: Any, then: Any) -> Any:
+            self.add_visits()
+            return before, None if then is None else then()
+
+        self.over_tiles(one, self.hear_next)
+
+    def compute_all(self, group: Any) -> None:
+        """A warpgroup's dk and dv of all tiles."""
+        if self.arrays.blind:  # apart, as what is rare would slow down the rest
+            some, _ = self.arrays.blind
+            is_blind = some[0] != 0
+
+            def one(is_careful: bool) -> None:
+                self.compute(group, i32(0), None, is_careful=is_careful)
+
+            pl.when(is_blind)(partial(one, True))
+            pl.when(~is_blind)(partial(one, False))
+            return
+        if self.workers is not None:
+            self.load_keys_if_left(group, self.first_taken)
+        count = self.over_tiles(partial(self.compute, group), self.hear_next)
+        if self.workers is not None:
+            pl.when(count > 0)(partial(self.await_taken, group))
+
+    def await_taken(self, group: Any) -> None:
+        """Until what a warpgroup's last visit adds to dq has been read."""
+        plgpu.barrier_wait(self.scratch.taken.at[group])
+
+    # --- one tile ---
+
+    @property
+    def place(self) -> tuple[Any, Any, Any]:
+        """Sequence, head and number of the tile of this warpgroup."""
+        return self.order.place(self.now)
+
     @property
     def first(self) -> Any:
         """Its first key."""
-        return lax.axis_index("tiles") * self.gradient.config.span
+        return self.place[2] * self.gradient.config.span
 
     @property
     def is_inside(self) -> Any:
@@ -130,8 +296,8 @@ class ThreadBlock:
 
     # --- the warpgroups that move data ---
 
-    def load_all(self) -> None:
-        """Queries into shared memory."""
+    def load_visits(self, before: Any) -> Any:
+        """Queries into shared memory, after so many others; how many these are now."""
         stages = self.gradient.config.stages
 
         def one(count: Any, b: Any, h: Any, tile: Any) -> Any:
@@ -142,13 +308,9 @@ class ThreadBlock:
                 self.load_side(side, slot, b, h, tile)
             return count + 1
 
-        count = self.over_visits(one, i32(0))
+        return self.over_visits(one, before)
 
-        @pl.loop(jnp.maximum(count - stages, 0), count)
-        def _(i: Any) -> None:  # nobody leaves before all have read
-            plgpu.barrier_wait(self.scratch.free.at[lax.rem(i, i32(stages))])
-
-    def add_all(self) -> None:
+    def add_visits(self) -> None:
         """What is added to dq, from shared memory."""
 
         def one(count: Any, b: Any, h: Any, tile: Any) -> Any:
@@ -164,7 +326,7 @@ class ThreadBlock:
         """`body(carry, b, h, tile)` for all queries that see the keys."""
 
         def of_head(n: Any, carry: Any) -> Any:
-            seen = self.gradient.seen_by(n, self.b, self.h)
+            seen = self.gradient.seen_by(n, *self.place[:2])
             visits = self.visits(*seen)
 
             def one(i: Any, carry: Any) -> Any:
@@ -228,7 +390,7 @@ class ThreadBlock:
 
     def turn(self, b: Any, h: Any, tile: Any) -> Any:
         """How many rows of tiles add to these queries before this one."""
-        mine, gradient = lax.axis_index("tiles"), self.gradient
+        mine, gradient = self.place[2], self.gradient
         if not gradient.blocks:
             return mine
         (turns,) = self.arrays.turns
@@ -240,22 +402,38 @@ class ThreadBlock:
 
     # --- the warpgroups that compute ---
 
-    def compute(self, group: Any, *, is_careful: bool) -> None:
-        """Stores dk and dv of a warpgroup's keys."""
+    def rows_of(self, group: Any) -> tuple[Any, Any, Any]:
+        """Where a warpgroup's keys are."""
+        (b, h, _), rows = self.place, self.gradient.config.rows
+        return b, pl.ds(self.first + group * rows, rows), h
+
+    def compute(
+        self, group: Any, before: Any, then: Any, *, is_careful: bool = False
+    ) -> Any:
+        """Stores dk and dv of a warpgroup's keys.
+
+        Args:
+            group: Which warpgroup.
+            before: Visits for the tiles before.
+            then: How to hear of the next tile; None if this is the only one.
+            is_careful: Whether some query sees nothing, and may hold anything.
+
+        Returns:
+            How many visits there were, and what was heard.
+        """
         gradient, scratch = self.gradient, self.scratch
         config, here = gradient.config, scratch.stay_here.at[group]
         mine = self.first + group * config.rows
-        rows = pl.ds(mine, config.rows)
         stay = [x.at[group] for x in scratch.stay]
-        for array, buffer in zip(self.arrays.stay, stay, strict=True):
-            plgpu.copy_gmem_to_smem(array.at[self.b, rows, self.h], buffer, here)
+        if then is None:
+            self.load_keys(group, self.now)
         plgpu.barrier_wait(here)
         if gradient.call.has_unseen:  # scores are those of the keys as they are
             make_finite(stay[0], scratch.finite_keys.at[group])
             make_finite(stay[1], stay[1])
 
         def of_head(n: Any, carry: Any) -> Any:
-            seen = gradient.seen_by(n, self.b, self.h)
+            seen = gradient.seen_by(n, *self.place[:2])
             visits, whole = self.visits(*seen), reach(config, gradient.blocks)
             sizes, interpret = gradient.call.sizes, gradient.call.interpret
             tile = Tile(*seen, mine, config, whole, "k", sizes, interpret)
@@ -280,18 +458,30 @@ class ThreadBlock:
             return lax.fori_loop(i32(0), visits.total, one, start)[0]
 
         waiting = () if config.has_mover else (i32(0),) * 3
-        start = i32(0), waiting, *(zeros(*x.shape) for x in stay)
+        start = before, waiting, *(zeros(*x.shape) for x in stay)
         count, waiting, dk, dv = gradient.over_heads(of_head, start)
-        pl.when(count > 0)(partial(self.await_squares, group, waiting))
+        if then is None:
+            pl.when(count > 0)(partial(self.await_squares, group, waiting))
         self.arrive()
         self.await_others()  # who have read our keys
-        for x, buffer, out in zip(
-            (dk * gradient.call.scale, dv), stay, self.outputs[:2], strict=True
-        ):
+        heard = None
+        if then is not None:
+            heard = self.load_next(group, then)
+            twin = lax.rem(count, i32(scratch.d_keys.shape[0]))  # nobody reads it now
+            stay = [scratch.d_keys.at[twin, group, n] for n in (0, 1)]
+        gradients = dk * gradient.call.scale, dv
+        outputs = self.outputs[:2]
+        for x, buffer, out in zip(gradients, stay, outputs, strict=True):
             buffer[...] = x.astype(gradient.dtype)
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(buffer, out.at[self.b, rows, self.h])
+            plgpu.copy_smem_to_gmem(buffer, out.at[self.rows_of(group)])
         await_copies_read()
+        return count, heard
+
+    def load_next(self, group: Any, then: Any) -> Any:
+        """Keys and values of the next tile, whose number it returns."""
+        self.load_keys_if_left(group, n := then())
+        return n
 
     def load_first(self, count: Any, visits: Backwards, seen: Any) -> Any:
         """Without a warpgroup for it: as many visits as there is room for."""
@@ -312,7 +502,7 @@ class ThreadBlock:
     def await_squares(self, group: Any, waiting: Any) -> None:
         """Until those of the last visit, at `waiting`, were added to dq."""
         if self.gradient.config.has_mover:
-            plgpu.barrier_wait(self.scratch.taken.at[group])
+            self.await_taken(group)
         else:
             self.finish_adding(*waiting)
 

@@ -6,7 +6,7 @@ of keys and values.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
@@ -15,8 +15,8 @@ from jax import lax
 
 from pliax.core._jax import store_rows, take_number
 
-from .configs import Config
 from .mosaic_gpu_conditions import Condition, all_meet, hide
+from .mosaic_gpu_next_tiles import NextTiles
 from .mosaic_gpu_tiles import (
     ModOnTile,
     Tile,
@@ -52,30 +52,6 @@ class Scratch:
     verdict: Any
     next: Any  # tiles, where a thread block takes several
     counter: Any  # in global memory: how many tiles were taken
-
-
-_AHEAD = 2  # tiles that are known before the others are done with this one
-
-
-class NextTiles(NamedTuple):
-    """What the warpgroup that moves tells the others.
-
-    Attributes:
-        numbers: In shared memory: of a tile, of its full visits, and of all its visits.
-        here: Barriers: told.
-        free: Heard by all.
-    """
-
-    numbers: Any
-    here: Any
-    free: Any
-
-    @staticmethod
-    def scratch(config: Config) -> tuple[Any, Any, Any]:
-        """The shared memory and the barriers."""
-        barriers = partial(plgpu.Barrier, num_barriers=_AHEAD)
-        numbers = plgpu.SMEM((_AHEAD, 3), jnp.int32)
-        return numbers, barriers(), barriers(num_arrivals=config.groups)
 
 
 @dataclass(frozen=True)
@@ -152,28 +128,19 @@ class ThreadBlock:
 
     def take_next(self, k: Any, n: Any) -> tuple[Any, tuple[Any, ...]]:
         """Takes a tile that nobody has, and tells the warpgroups that compute."""
-        ahead, slot = NextTiles(*self.scratch.next), lax.rem(k, i32(_AHEAD))
-        numbers, workers = ahead.numbers.at[slot], self.kernel.workers
-        pl.when(k >= _AHEAD)(partial(plgpu.barrier_wait, ahead.free.at[slot]))
-        if self.kernel.call.interpret:  # thread blocks run one after another
-            numbers[0] = n + workers
-        else:
-            take_number(self.scratch.counter.at[0], numbers.at[0], workers)
-        n = numbers[0]
-        counts = self.counts(n)
-        for i, count in enumerate(counts):
-            numbers[1 + i] = count
-        plgpu.barrier_arrive(ahead.here.at[slot])
-        return n, counts
+        workers = self.kernel.workers
+
+        def take(to: Any) -> None:
+            if self.kernel.call.interpret:  # thread blocks run one after another
+                to[...] = n + workers
+            else:
+                take_number(self.scratch.counter.at[0], to, workers)
+
+        return NextTiles(*self.scratch.next).tell(k, take, self.counts)
 
     def hear_next(self, k: Any, n: Any) -> tuple[Any, tuple[Any, ...]]:
         """What the warpgroup that moves has taken."""
-        ahead, slot = NextTiles(*self.scratch.next), lax.rem(k, i32(_AHEAD))
-        plgpu.barrier_wait(ahead.here.at[slot])
-        numbers = ahead.numbers.at[slot]
-        found = numbers[0], tuple(numbers[1 + i] for i in range(self.blocks.counted))
-        plgpu.barrier_arrive(ahead.free.at[slot])
-        return found
+        return NextTiles(*self.scratch.next).hear(k, self.blocks.counted)
 
     def place(self, b: Any, h: Any, n: Any) -> tuple[Any, Any, Any]:
         """Of a head's n-th tile, the last first: under a causal mask it has most."""

@@ -239,6 +239,35 @@ def test_a_thread_block_that_takes_many_tiles_finds_what_one_for_each_does(
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
+MANY_TILES_OF_KEYS = [
+    Case(mask="causal", lengths=(257, 257), heads=1),
+    Case(mask="sliding_window", lengths=(390, 390), shares_keys=True),
+    Case(mask="prefix_lm", lengths=(300, 300), heads=4, scale=0.3),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "workers"),
+    [
+        pytest.param(x, n, id=f"{x}-{n}", marks=[] if n == 2 else [pytest.mark.slow])
+        for x, n in zip(MANY_TILES_OF_KEYS, (2, 3, 5), strict=True)
+    ],
+)
+def test_backward_too_a_thread_block_may_take_many_tiles(case, workers, monkeypatch):
+    given = operands(case)
+
+    def traced():
+        jax.clear_caches()  # of what the number of multiprocessors is part of
+        run = jax.jit(partial(fused, case))
+        return str(run.trace(*given).jaxpr), run(*given)
+
+    _, wanted = traced()
+    monkeypatch.setattr(mosaic_gpu_vjp, "MULTIPROCESSORS", workers)
+    program, found = traced()
+    assert f"grid=({workers},)" in program
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
 def test_under_vmap_each_call_takes_all_of_its_own_tiles(monkeypatch):
     monkeypatch.setattr(mosaic_gpu, "MULTIPROCESSORS", 3)
     q, k, v = (gaussian(n, (2, 1, 260, 2, 64), jnp.bfloat16) for n in range(3))
@@ -338,8 +367,11 @@ def test_keys_beyond_the_end_add_nothing_to_the_gradient_of_queries(name, mask_m
 
 
 @pytest.mark.slow
-def test_under_vmap_gradients_are_those_of_each_call():
+@pytest.mark.parametrize("workers", [132, 3])
+def test_under_vmap_gradients_are_those_of_each_call(workers, monkeypatch):
     """The counters of dq's additions are not shared between the calls."""
+    jax.clear_caches()  # of what the number of multiprocessors is part of
+    monkeypatch.setattr(mosaic_gpu_vjp, "MULTIPROCESSORS", workers)
     q, k, v = (gaussian(n, (3, 1, 130, 2, 64), jnp.bfloat16) for n in range(3))
     mask = px.create_block_mask(px.kernels.masks.causal, None, None, 130, 130)
 
@@ -543,6 +575,25 @@ def test_the_kernels_lower_for_a_gpu(name, D, mask_mod, block):
 
     lowered = jax.jit(every).trace(arrays).lower(lowering_platforms=("cuda",))
     assert lowered.as_text().count("mosaic_gpu") >= 4
+
+
+def test_under_vmap_thread_blocks_of_many_tiles_lower_for_a_gpu(monkeypatch):
+    jax.clear_caches()  # of what the number of multiprocessors is part of
+    for module in (mosaic_gpu, mosaic_gpu_vjp):
+        monkeypatch.setattr(module, "MULTIPROCESSORS", 2)
+    q, k, v = (gaussian(n, (3, 1, 256, 2, 64), jnp.bfloat16) for n in range(3))
+    mask = px.create_block_mask(px.kernels.masks.causal, None, None, 256, 256)
+    scale = 64**-0.5
+    statistics = gaussian(4, (1, 256, 2)), gaussian(5, (1, 256, 2))
+
+    def both(*arrays):
+        out, lse, *_ = mosaic_gpu.forward(arrays, None, mask, scale=scale)
+        given = (out, *statistics), (out, lse)
+        return mosaic_gpu_vjp.backward(arrays, None, mask, *given, scale=scale)
+
+    program = jax.jit(jax.vmap(both, (0, None, 0))).trace(q, k[0], v)
+    assert str(program.jaxpr).count("grid=(3, 2)") == 2
+    assert "mosaic_gpu" in program.lower(lowering_platforms=("cuda",)).as_text()
 
 
 def _gradients_of(arrays, slopes, mask):
