@@ -1,0 +1,158 @@
+"""What Pallas's Mosaic GPU kernels lack: single elements, atomic numbers, votes."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+
+def load_elements(ref: Any, index: Any, dtype: Any, layout: Any) -> Any:
+    """In a Mosaic GPU kernel: elements of an array in global memory, one by one.
+
+    Args:
+        ref: The array, of one dimension.
+        index: A tile of indices inside it, int32.
+        dtype: The array's.
+        layout: How the tile lies in registers.
+    """
+    import jax.experimental.mosaic.gpu as mosaic
+    import jax.experimental.pallas.mosaic_gpu as plgpu
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import arith, llvm, memref, vector
+
+    signed = jnp.issubdtype(dtype, jnp.signedinteger) or None
+    if jnp.issubdtype(dtype, jnp.unsignedinteger):
+        signed = False
+
+    inline: Any = plgpu.inline_mgpu
+
+    @inline(
+        arg_types=(plgpu.RefType(), layout),
+        return_type=plgpu.ShapeDtypeStruct(index.shape, dtype, layout=layout),
+    )
+    def load(_: Any, ref: Any, index: Any) -> Any:
+        element = ir.MemRefType(ref.type).element_type
+        registers = np.empty_like(index.registers)
+        for place, places in np.ndenumerate(index.registers):
+            (count,) = ir.VectorType(places.type).shape
+            found = llvm.mlir_undef(ir.VectorType.get((count,), element))
+            for i in range(count):
+                at = {"dynamic_position": [], "static_position": [i]}
+                where = arith.index_cast(
+                    ir.IndexType.get(), vector.extract(places, **at)
+                )
+                found = vector.insert(memref.load(ref, [where]), found, **at)
+            registers[place] = found
+        return mosaic.FragmentedArray(
+            _registers=registers, _layout=index.layout, _is_signed=signed
+        )
+
+    return load(ref, index)
+
+
+def store_rows(ref: Any, rows: Any) -> None:
+    """In a Mosaic GPU kernel: writes registers to an array in global memory.
+
+    Args:
+        ref: The array, of one dimension, which may lie in strides.
+        rows: As many numbers of its dtype.
+    """
+    import jax.experimental.pallas.mosaic_gpu as plgpu
+
+    store = getattr(plgpu, "store", None)  # since 0.12, which refuses the other form
+    if store is None:
+        ref[...] = rows
+    else:
+        store(ref, rows, optimized=False)
+
+
+def take_number(counter: Any, to: Any, start: int) -> None:
+    """In a Mosaic GPU kernel: writes the next number that no thread block has taken.
+
+    All of a warpgroup call it, and can read the number then.
+
+    Args:
+        counter: A semaphore in global memory: how many were taken, since the launch.
+        to: An int32 in shared memory.
+        start: The first number.
+    """
+    import jax.experimental.pallas.mosaic_gpu as plgpu
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import arith, llvm, memref
+    from jax.experimental.mosaic.gpu import utils
+
+    inline: Any = plgpu.inline_mgpu
+
+    @inline(arg_types=(plgpu.RefType(), plgpu.RefType()))
+    def take(_: Any, counter: Any, to: Any) -> None:
+        integer = ir.IntegerType.get_signless(32)
+
+        def constant(x: int) -> Any:
+            return arith.constant(integer, ir.IntegerAttr.get(integer, x))
+
+        is_first = utils.single_thread_predicate(utils.ThreadSubset.WARPGROUP)
+        with utils.when(is_first):
+            add, order = llvm.AtomicBinOp.add, llvm.AtomicOrdering.monotonic
+            taken = llvm.atomicrmw(add, utils.memref_ptr(counter), constant(1), order)
+            memref.store(arith.addi(taken, constant(start)), to, [])
+        utils.warpgroup_barrier()
+
+    take(counter, to)
+
+
+def vote_not_finite(flags: Any, group: Any, sums: Any, layout: Any) -> None:
+    """In a Mosaic GPU kernel: whether any number of any warpgroup is not finite.
+
+    Every warpgroup of the thread block takes part, and waits for the others; 1 or 0 is
+    written to its own flag, which it can read at once.
+
+    Args:
+        flags: Integers in shared memory, one for each warpgroup.
+        group: The number of this one.
+        sums: Its float32 numbers; None if it has none. If only their sum is not finite
+            they count as such.
+        layout: How they lie in registers.
+    """
+    import jax.experimental.pallas.mosaic_gpu as plgpu
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import arith, llvm, memref, vector
+
+    inline: Any = plgpu.inline_mgpu
+    scalar = plgpu.Layout.WG_SPLAT
+    types = plgpu.RefType(), scalar, *(() if sums is None else (layout,))
+
+    def is_odd(registers: Any) -> Any:
+        *rest, total = registers
+        for register in rest:
+            total = arith.addf(total, register)
+        (count,) = ir.VectorType(total.type).shape
+        at = [{"dynamic_position": [], "static_position": [i]} for i in range(count)]
+        total, *rest = (vector.extract(total, **place) for place in at)
+        for x in rest:
+            total = arith.addf(total, x)
+        nothing = arith.subf(total, total)
+        return arith.cmpf(arith.CmpFPredicate.UNE, nothing, nothing)
+
+    @inline(arg_types=types)
+    def vote(_: Any, flags: Any, group: Any, *sums: Any) -> None:
+        integer = ir.IntegerType.get_signless(32)
+
+        def constant(x: int) -> Any:
+            return arith.constant(integer, ir.IntegerAttr.get(integer, x))
+
+        mine = constant(0)
+        for x in sums:
+            mine = arith.extui(integer, is_odd(x.registers.flat))
+        (groups,) = ir.MemRefType(flags.type).shape
+        ours = llvm.inline_asm(
+            integer,
+            [mine, constant(128 * groups)],
+            "{ .reg .pred p, q; setp.ne.s32 p, $1, 0; "
+            "bar.red.or.pred q, 15, $2, p; selp.s32 $0, 1, 0, q; }",
+            "=r,r,r",
+            has_side_effects=True,
+        )
+        (place,) = group.registers.flat
+        memref.store(ours, flags, [arith.index_cast(ir.IndexType.get(), place)])
+
+    vote(flags, group, *(() if sums is None else (sums,)))
