@@ -9,11 +9,12 @@ of several queues; rivals take turns, in an order that changes. Short calls are 
 in one executable, each of what the one before returns, and torch's in one CUDA graph:
 for the host a call may be more work than for the GPU. These take turns with arrays that
 lie elsewhere in memory. TFLOP/s count unmasked scores alone: 4 operations a score and
-channel forward, 10 backward. torch takes its default options, and with `--autotune`
-also those it finds: the faster ones count. Errors are mean distances from the formula
-in float64, for one head, and how many times as large they are as those of the formula
-in bfloat16. `--triton` also runs `implementation="triton"`. `--programs`, `--lengths`
-and `--channels` run a part; parts of the same tree and device are merged in the file.
+channel forward, 10 backward. torch takes its default options, and those it finds, in
+about 45 s a case, if not told `--without-autotune`: the faster ones count. Errors are
+mean distances from the formula in float64, for one head, and how many times as large
+they are as those of the formula in bfloat16. `--triton` also runs
+`implementation="triton"`. `--programs`, `--lengths` and `--channels` run a part; parts
+of the same tree and device are merged in the file.
 """
 
 import argparse
@@ -385,8 +386,8 @@ def run_case(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
             entrants += cudnn(case, on_device)
         if not options.without_torch:
             entrants += if_it_compiles(torch_flex(case, arrays))
-        if options.autotune:
-            entrants += if_it_compiles(torch_flex(case, arrays, AUTOTUNED))
+            if not options.without_autotune:
+                entrants += if_it_compiles(torch_flex(case, arrays, AUTOTUNED))
     golden = formula(case, jnp.float64, arrays)
     plain = mean_errors(formula(case, jnp.bfloat16, arrays), golden)
     rows = []
@@ -486,7 +487,7 @@ def main() -> None:
         "--triton", action="store_true", help='implementation="triton", too'
     )
     parser.add_argument(
-        "--autotune", action="store_true", help="torch's autotuned options, too"
+        "--without-autotune", action="store_true", help="torch's default options alone"
     )
     parser.add_argument(
         "--quick", action="store_true", help="tiny, interpreted, anywhere"
