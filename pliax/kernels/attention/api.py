@@ -119,7 +119,11 @@ def _refused_few(arguments: _Arguments) -> str | None:
 
 
 def _prepared_for_mosaic_gpu(arguments: _Arguments) -> _Arguments:
-    """A mask that is known to be sparse has lists of smaller blocks, too."""
+    """A mask that is known to be sparse has lists of smaller blocks, too.
+
+    What only `_mosaic_gpu` wants to know, whether statistics are asked for, goes with
+    the options: it is static as they are.
+    """
     mask, (sequences, _, heads, _) = arguments.block_mask, arguments.arrays[0].shape
     if arguments.has_aux:
         options = {**arguments.options, "has_aux": 1}

@@ -151,8 +151,9 @@ def inference(
 ) -> tuple[Array, Array, Array]:
     """Output, log-sum-exp and maximum, which the kernel writes where users want them.
 
-    XLA would turn them in a kernel of its own: 3 and 4 us beside 66 and 101 for packed
-    documents (4,096 tokens of 64 and 128 channels, one H200).
+    XLA would turn them in a kernel of its own, 2.5 and 3.7 us beside 66 and 101 for
+    packed documents (4,096 tokens of 64 and 128 channels, one H200). Who asks for
+    nothing waits longer for this than for the other layout, 1 percent.
     """
     given = arrays, score_mod, block_mask
     out, lse, maximum = _whole_rows(*given, is_inference=True, **static)

@@ -45,7 +45,7 @@ class Scratch:
 
     d_scores: Any  # of all warpgroups: of this visit, and the one before
     d_keys: Any  # in the same place: dk and dv, where a thread block takes many tiles
-    stay: Any  # of each warpgroup; its gradients in the end
+    stay: Any  # of each warpgroup; of one tile its gradients in the end
     finite_keys: Any  # for what is added to dq, where nobody may see a key
     visit: Any
     known: Any  # statistics of the queries that are visited
@@ -59,8 +59,17 @@ class Scratch:
     taken: Any  # squares read
     next: Any  # tile, where a thread block takes many
     now: Any  # the tile of each warpgroup, likewise
-    counters: Any  # in global memory: how often a tile of dq was added to; behind those
-    # of the first head, how many tiles of keys were taken
+    counters: Any  # in global memory, of `counters_of`
+
+
+def counters_of(sequences: int, heads: int, tiles: int) -> tuple[int, int, int]:
+    """How often each tile of dq was added to, and at `taken_at` how many were taken."""
+    return sequences, heads, tiles + 1
+
+
+def taken_at(counters: tuple[int, ...]) -> tuple[int, int, int]:
+    """Where the number of tiles of keys is that thread blocks have taken."""
+    return 0, 0, counters[2] - 1
 
 
 @dataclass(frozen=True)
@@ -84,12 +93,20 @@ class Order:
         """Of all heads."""
         return self.heads * self.tiles
 
-    def place(self, n: Any) -> tuple[Any, Any, Any]:
-        """Sequence, head and tile of the n-th."""
-        few, n = lax.rem(n, i32(self.together)), lax.div(n, i32(self.together))
-        tile, many = lax.rem(n, i32(self.tiles)), lax.div(n, i32(self.tiles))
-        head = many * self.together + few
-        of_sequence = i32(self.of_sequence)
+    @property
+    def grid(self) -> dict[str, int]:
+        """Thread blocks by name, where each has one tile."""
+        many = self.heads // self.together
+        return {"many": many, "tiles": self.tiles, "few": self.together}
+
+    def place(self, n: Any = None) -> tuple[Any, Any, Any]:
+        """Sequence, head and tile of the n-th, or of a thread block that has one."""
+        if n is None:
+            many, tile, few = (lax.axis_index(name) for name in self.grid)
+        else:
+            few, n = lax.rem(n, i32(self.together)), lax.div(n, i32(self.together))
+            tile, many = lax.rem(n, i32(self.tiles)), lax.div(n, i32(self.tiles))
+        head, of_sequence = many * self.together + few, i32(self.of_sequence)
         return lax.div(head, of_sequence), lax.rem(head, of_sequence), tile
 
 
@@ -131,14 +148,16 @@ class ThreadBlock:
 
     # --- the tiles of a thread block ---
 
-    def over_tiles(self, body: Any, following: Any) -> Any:
+    def over_tiles(self, body: Any, following: Any, first: Any = lambda n: None) -> Any:
         """`body(before, then)` for each tile of a thread block.
 
         Args:
             body: Gets how many visits were made for the tiles before, and how to hear
                 the number of the next one, which it asks once; None if there is none.
                 It returns how many visits were made by then, and what it heard.
-            following: To the number of the next tile.
+            following: To the number of the next tile, of which it is told whether that
+                is the first.
+            first: Gets the number of the first of several.
 
         Returns:
             How many visits were made for all tiles.
@@ -149,26 +168,19 @@ class ThreadBlock:
         def one(carry: Any) -> Any:
             n, before = carry
             self.set_now(n)
-            count, n = body(before, following)
+            count, n = body(before, partial(following, is_first=False))
             return n, count
 
+        first(n := following(is_first=True))
         is_left = lambda carry: carry[0] < self.order.total  # noqa: E731
-        return lax.while_loop(is_left, one, (self.first_taken, i32(0)))[1]
-
-    @property
-    def first_taken(self) -> Any:
-        """The number of a thread block's first tile."""
-        n = lax.axis_index("blocks")
-        return n * self.share if self.gradient.call.interpret else n
+        return lax.while_loop(is_left, one, (n, i32(0)))[1]
 
     @property
     def now(self) -> Any:
-        """The number of the tile of this warpgroup.
+        """The number of the tile of this warpgroup, which takes many.
 
         It is read whenever it is needed: there is no register for it.
         """
-        if self.workers is None:
-            return lax.axis_index("blocks")
         return self.scratch.now[lax.axis_index("wg")]
 
     def set_now(self, n: Any) -> None:
@@ -177,37 +189,41 @@ class ThreadBlock:
         self.scratch.now[lax.axis_index("wg")] = n
         plgpu.commit_smem()
 
-    @property
-    def share(self) -> int:
-        """Tiles of a thread block in the interpreter, where it takes neighbours.
+    def take_next(self, *, is_first: bool) -> Any:
+        """Takes a tile that nobody has, and tells the other warpgroups.
 
-        It runs thread blocks one after another, and the first of the tiles that add to
-        a square of dq has to come first.
+        The first one, too: those before a tile, which it waits for, then belong to
+        thread blocks that run, however many of them the GPU has room for.
         """
-        return -(-self.order.total // (self.workers or 1))
-
-    def take_next(self) -> Any:
-        """Takes a tile that nobody has, and tells the other warpgroups."""
-        n = self.now
-        told_before = jnp.where(n == self.first_taken, 0, 1)
 
         def take(to: Any) -> None:
             if self.gradient.call.interpret:
-                is_mine = lax.rem(n + 1, i32(self.share)) != 0
-                to[...] = jnp.where(is_mine, n + 1, self.order.total)
+                to[...] = self.neighbour(is_first=is_first)
             else:
                 counters = self.scratch.counters
-                taken = counters.at[0, 0, counters.shape[2] - 1]
-                take_number(taken, to, self.workers or 0)
+                take_number(counters.at[taken_at(counters.shape)], to, start=0)
 
-        return NextTiles(*self.scratch.next).tell(told_before, take)[0]
+        return NextTiles(*self.scratch.next).tell(int(not is_first), take)[0]
 
-    def hear_next(self) -> Any:
+    def hear_next(self, *, is_first: bool) -> Any:
         """What the warpgroup that loads has taken."""
-        return NextTiles(*self.scratch.next).hear(0)[0]
+        return NextTiles(*self.scratch.next).hear(int(not is_first))[0]
 
-    def load_keys(self, group: Any, n: Any) -> None:
-        """Keys and values of a warpgroup, of the n-th tile."""
+    def neighbour(self, *, is_first: bool) -> Any:
+        """The next tile in the interpreter, or as many as there are if none is left.
+
+        It runs thread blocks one after another, and the first of the tiles that add to
+        a square of dq has to come first: each takes its share of neighbours.
+        """
+        assert self.workers is not None
+        share = -(-self.order.total // self.workers)
+        if is_first:
+            return lax.axis_index("workers") * share
+        n = self.now + 1
+        return jnp.where(lax.rem(n, i32(share)) != 0, n, self.order.total)
+
+    def load_keys(self, group: Any, n: Any = None) -> None:
+        """Keys and values of a warpgroup, of the n-th tile, or of its only one."""
         b, h, number = self.order.place(n)
         config, here = self.gradient.config, self.scratch.stay_here.at[group]
         rows = pl.ds(number * config.span + group * config.rows, config.rows)
@@ -246,6 +262,7 @@ class ThreadBlock:
     def compute_all(self, group: Any) -> None:
         """A warpgroup's dk and dv of all tiles."""
         if self.arrays.blind:  # apart, as what is rare would slow down the rest
+            assert self.workers is None, "takes one tile"
             some, _ = self.arrays.blind
             is_blind = some[0] != 0
 
@@ -255,9 +272,8 @@ class ThreadBlock:
             pl.when(is_blind)(partial(one, True))
             pl.when(~is_blind)(partial(one, False))
             return
-        if self.workers is not None:
-            self.load_keys_if_left(group, self.first_taken)
-        count = self.over_tiles(partial(self.compute, group), self.hear_next)
+        load = partial(self.load_keys_if_left, group)
+        count = self.over_tiles(partial(self.compute, group), self.hear_next, load)
         if self.workers is not None:
             pl.when(count > 0)(partial(self.await_taken, group))
 
@@ -270,7 +286,7 @@ class ThreadBlock:
     @property
     def place(self) -> tuple[Any, Any, Any]:
         """Sequence, head and number of the tile of this warpgroup."""
-        return self.order.place(self.now)
+        return self.order.place(None if self.workers is None else self.now)
 
     @property
     def first(self) -> Any:
@@ -426,7 +442,7 @@ class ThreadBlock:
         mine = self.first + group * config.rows
         stay = [x.at[group] for x in scratch.stay]
         if then is None:
-            self.load_keys(group, self.now)
+            self.load_keys(group)
         plgpu.barrier_wait(here)
         if gradient.call.has_unseen:  # scores are those of the keys as they are
             make_finite(stay[0], scratch.finite_keys.at[group])

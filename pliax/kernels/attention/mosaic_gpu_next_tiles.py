@@ -2,7 +2,7 @@
 
 The warpgroup that moves data takes a number that nobody has and tells the others
 through shared memory, so that what the next tile needs is on its way while the results
-of this one leave. Numbers are taken in the order in which thread blocks would start.
+of this one leave.
 """
 
 from collections.abc import Callable
@@ -54,10 +54,10 @@ class NextTiles(NamedTuple):
         take: Callable[[Any], None],
         counts: Callable[[Any], tuple[Any, ...]] = lambda n: (),
     ) -> tuple[Any, tuple[Any, ...]]:
-        """The tile after the k-th of the thread block, and its counts.
+        """The tile that is told next, and its counts.
 
         Args:
-            k: Of how many tiles it has told before.
+            k: How many were told before; of one slot, whether some was.
             take: Writes the number into shared memory.
             counts: From the number to what is counted of the tile.
         """
@@ -72,7 +72,7 @@ class NextTiles(NamedTuple):
         return n, found
 
     def hear(self, k: Any, counted: int = 0) -> tuple[Any, tuple[Any, ...]]:
-        """The same, for the others."""
+        """The same, for the others; they hear `counted` counts."""
         slot = self.slot(k)
         numbers = self.numbers.at[slot]
         plgpu.barrier_wait(self.here.at[slot])

@@ -12,9 +12,9 @@ The additions to a row of tiles of dq happen in the order of the keys: a counter
 whose turn it is. So the sum is the same in every run, and as all thread blocks visit
 queries in the same order, and those of the first keys start first, few wait.
 
-Where a mask leaves few visits to a tile, and no mod needs the registers, a thread block
-takes one tile after another (`mosaic_gpu_next_tiles`): keys, values and queries of the
-next arrive while dk and dv of this one leave.
+Under a mask, where no mod needs the registers, a thread block takes one tile after
+another (`mosaic_gpu_next_tiles`): keys, values and queries of the next arrive while dk
+and dv of this one leave.
 
 References:
     Dao, "FlashAttention-2", 2023, Algorithm 2.
@@ -37,7 +37,7 @@ from pliax.kernels._hopper import MULTIPROCESSORS, shared_memory
 from .block_mask import BlockMask
 from .configs import Kernel
 from .mosaic_gpu import CHANNELS, NOTHING, Call, aligned, call_of, mods_of
-from .mosaic_gpu_backward import SQUARE, Order, Scratch, ThreadBlock
+from .mosaic_gpu_backward import SQUARE, Order, Scratch, ThreadBlock, counters_of
 from .mosaic_gpu_columns import columns_of
 from .mosaic_gpu_gradients import (
     Gradient,
@@ -173,10 +173,12 @@ def _all_gradients(
 def _takes_many(gradient: Gradient, channels: tuple[int, int]) -> bool:
     """Whether thread blocks take one tile of keys after another.
 
-    The gradients of a tile then leave from where those of scores were, so that keys and
-    values of the next can arrive. One H100, 64 channels, parts of the time of a thread
-    block for each: windows 0.91, causal masks 0.95, a prefix 0.97. It takes registers:
-    no mask 1.03 and 1.04, ALiBi 1.03 and 1.05 (4,096 and 16,384 tokens), a table 1.10.
+    The gradients of a tile then leave from where those of scores were, which they fill,
+    so that keys and values of the next can arrive. Not where NaN may have to be left
+    out: that is written for one tile. One H100, 64 channels, parts of the time of a
+    thread block for each: windows 0.91, causal masks 0.95, a prefix 0.97. It takes
+    registers: no mask 1.03 and 1.04, ALiBi 1.03 and 1.05 (4,096 and 16,384 tokens), a
+    table 1.10.
     """
     (D, V), config = channels, gradient.config
     fits = D == V and config.columns == D + V and config.has_mover
@@ -248,11 +250,10 @@ class _Backward:
         return run_kernel(
             body,
             self.scratch(stay, visit, known, is_persistent=workers is not None),
-            {"blocks": workers or order.total},
+            order.grid if workers is None else {"workers": workers},
             config,
             call.interpret,
-            # Behind those of the first head: how many tiles were taken.
-            counters=(dq[0], dq[2], queries // config.columns + 1),
+            counters=counters_of(dq[0], dq[2], queries // config.columns),
             has_own_barriers=True,
             out_type=[*out, jax.ShapeDtypeStruct(dq, jnp.float32)],
         )(*leaves)

@@ -16,6 +16,7 @@ from pliax.kernels.attention import api, mosaic_gpu_limits
 T = 200
 BF16 = jnp.bfloat16
 TURN = "stablehlo.transpose"
+SHAPE = (1, 256, 2, 64)
 
 
 @pytest.fixture
@@ -62,21 +63,40 @@ def test_the_fused_kernels_are_compiled_for_the_gpu_and_xla_for_the_cpu():
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("named", [{}, {"implementation": "mosaic_gpu"}])
-def test_on_a_gpu_lse_and_max_scores_are_turned_by_nobody(named):
+@pytest.mark.parametrize("request_of", [(True, True), (True, False), (False, True)])
+def test_on_a_gpu_lse_and_max_scores_are_turned_by_nobody(named, request_of):
     """The kernel writes them as they are returned, (B, T, H)."""
-    q, k, v = (gaussian(n, (1, 256, 2, 64), BF16) for n in range(3))
-
-    def lowered(function):
-        traced = jax.jit(function).trace(q, k, v)
-        return traced.lower(lowering_platforms=("cuda",)).as_text()
-
-    request = px.AuxRequest(lse=True, max_scores=True)
-    attend = partial(px.flex_attention, return_aux=request, **named)
+    attend = partial(px.flex_attention, return_aux=px.AuxRequest(*request_of), **named)
     asked, with_residuals = (
-        lowered(x) for x in (attend, lambda *given: jax.vjp(attend, *given)[0])
+        on_gpu(x) for x in (attend, lambda *given: jax.vjp(attend, *given)[0])
     )
     assert "mosaic_gpu" in asked and TURN not in asked
     assert "mosaic_gpu" in with_residuals and TURN in with_residuals
+
+
+def on_gpu(function):
+    """What is lowered for a GPU."""
+    traced = jax.jit(function).trace(*(gaussian(n, SHAPE, BF16) for n in range(3)))
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("request_of", [None, px.AuxRequest()])
+def test_who_asks_for_neither_has_the_faster_layout(request_of):
+    """By head, (B, H, T), through shared memory: XLA drops what nobody asks for."""
+    program = on_gpu(partial(px.flex_attention, return_aux=request_of))
+    assert "tensor<1x2x384xf32>" in program and "tensor<1x384x2xf32>" not in program
+
+
+@pytest.mark.usefixtures("hopper")
+def test_in_a_bucket_they_are_turned_by_nobody_either():
+    request = px.AuxRequest(lse=True, max_scores=True)
+    attend = px.pad(
+        partial(px.flex_attention, return_aux=request),
+        dims=dict.fromkeys(("query", "key", "value"), "_, t, _, _"),
+    )
+    asked = on_gpu(partial(attend, sizes={"t": 200}))
+    assert "mosaic_gpu" in asked and TURN not in asked
 
 
 @pytest.mark.usefixtures("hopper")

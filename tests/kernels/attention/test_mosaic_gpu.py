@@ -12,6 +12,7 @@ import pytest
 from attention_cases import MASKS, MODS, Mod, gaussian
 from attention_plain import attention as plain_attention, pulled_back
 from helpers import assert_error_rule, in_float64
+from hypothesis import given, strategies as st
 from jax.sharding import PartitionSpec as P
 
 import pliax as px
@@ -19,6 +20,7 @@ from pliax.kernels.attention import mosaic_gpu, mosaic_gpu_limits, mosaic_gpu_vj
 from pliax.kernels.attention.arguments import close_score_mod
 from pliax.kernels.attention.configs import Kernel
 from pliax.kernels.attention.derivatives import widened
+from pliax.kernels.attention.mosaic_gpu_backward import Order, counters_of, taken_at
 
 
 INTERPRET = {"interpret": 1}
@@ -266,6 +268,52 @@ def test_backward_too_a_thread_block_may_take_many_tiles(case, workers, monkeypa
     program, found = traced()
     assert f"grid=({workers},)" in program
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("case", "takes_many"),
+    [
+        (Case(mask="causal", lengths=(257, 257), dtype=jnp.float16), True),
+        (Case(mask="document_ids", lengths=(257, 257)), True),
+        (Case(lengths=(257, 257)), False),  # registers are for visits
+        (Case(mod="alibi", mask="causal", lengths=(257, 257)), False),
+        (Case(mask="causal", lengths=(257, 257), scale=-0.3), False),
+        (Case(mask="causal", lengths=(257, 257), channels=(128, 128)), False),
+        (Case(mask="causal", lengths=(257, 257), channels=(64, 128)), False),
+        (Case(mask="causal", lengths=(140, 300)), False),  # keys nobody sees
+        (Case(mask="causal", lengths=(257, 257), block=(64, 64)), False),
+    ],
+    ids=str,
+)
+def test_backward_thread_blocks_take_many_tiles_where_they_can(
+    case, takes_many, monkeypatch
+):
+    jax.clear_caches()  # of what the number of multiprocessors is part of
+    monkeypatch.setattr(mosaic_gpu_vjp, "MULTIPROCESSORS", 3)
+    program = jax.jit(partial(fused, case)).trace(*operands(case)).jaxpr
+    assert ("grid_names=('workers',)" in str(program)) == takes_many
+
+
+@given(sizes=st.tuples(*[st.integers(1, 9)] * 3), data=st.data())
+def test_tiles_taken_are_counted_where_no_addition_is(sizes, data):
+    counters = counters_of(*sizes)
+    place = tuple(data.draw(st.integers(0, n - 1)) for n in sizes)
+    assert place != taken_at(counters)
+    assert all(0 <= x < n for x, n in zip(taken_at(counters), counters, strict=True))
+
+
+@given(data=st.data(), tiles=st.integers(1, 9), sequences=st.integers(1, 4))
+def test_every_tile_has_a_number_and_those_before_it_in_its_head_lower_ones(
+    data, tiles, sequences
+):
+    of_sequence = data.draw(st.integers(1, 6))
+    heads = sequences * of_sequence
+    together = data.draw(st.sampled_from([n for n in (1, 2, 3, 6) if heads % n == 0]))
+    order = Order(heads, tiles, together, of_sequence)
+    places = [tuple(map(int, order.place(jnp.int32(n)))) for n in range(order.total)]
+    assert len(set(places)) == order.total
+    for head in {x[:2] for x in places}:
+        assert [x[2] for x in places if x[:2] == head] == list(range(tiles))
 
 
 def test_under_vmap_each_call_takes_all_of_its_own_tiles(monkeypatch):
@@ -637,11 +685,11 @@ def test_under_vmap_and_shard_map_the_kernels_lower_for_a_gpu(mask_mod, monkeypa
             q, jnp.stack([k, k]), v, jnp.stack([slopes] * 2)
         )
 
-    for run, given in (
+    for run, arrays in (
         (in_shards, (q[0], k[0], v[0], slopes)),
         (in_copies, (q, k, v)),
     ):
-        lowered = jax.jit(run).trace(*given).lower(lowering_platforms=("cuda",))
+        lowered = jax.jit(run).trace(*arrays).lower(lowering_platforms=("cuda",))
         assert lowered.as_text().count("mosaic_gpu") >= 2
 
 

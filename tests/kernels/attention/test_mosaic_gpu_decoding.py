@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 import pliax as px
 from pliax.kernels import masks, mods, paging
-from pliax.kernels.attention import mosaic_gpu_limits
+from pliax.kernels.attention import mosaic_gpu_decoding, mosaic_gpu_limits
 from pliax.kernels.attention.configs import decoding_config, splits as splits_of
 from pliax.kernels.attention.head_packing import pack, unpack
 from pliax.kernels.attention.mosaic_gpu_visits import Visits
@@ -160,6 +160,29 @@ def obey(case):
 )
 def test_parts_of_keys_and_packed_heads_are_as_exact_as_the_plain_formula(case):
     obey(case)
+
+
+@pytest.mark.parametrize(
+    "attend", [mosaic_gpu_decoding.forward, mosaic_gpu_decoding.inference]
+)
+@pytest.mark.parametrize(
+    ("queries", "options", "has_parts"),
+    [
+        (127, {}, True),
+        (128, {}, False),
+        (128, {"splits": 3}, True),
+        (5, {"asked": {"block_q": 64}}, False),
+    ],
+)
+def test_few_queries_have_parts_whatever_is_asked_for(
+    attend, queries, options, has_parts
+):
+    arrays = [jnp.zeros((1, T, 2, 64), jnp.bfloat16) for T in (queries, 1024, 1024)]
+    run = partial(attend, score_mod=None, block_mask=None, scale=0.1, **options)
+    program = str(jax.make_jaxpr(run)(arrays))
+    assert ("'parts'" in program) == has_parts
+    if "splits" in options:
+        assert f"grid=(1, {options['splits']}, " in program
 
 
 @pytest.mark.slow
