@@ -250,6 +250,9 @@ class ThreadBlock:
         def _(i: Any) -> None:  # nobody leaves before all have read
             plgpu.barrier_wait(self.scratch.free.at[lax.rem(i, i32(stages))])
 
+        if self.workers is not None:
+            NextTiles(*self.scratch.next).await_listeners(1)
+
     def add_all(self) -> None:
         """What is added to dq, from shared memory."""
 

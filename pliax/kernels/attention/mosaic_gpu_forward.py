@@ -95,7 +95,7 @@ class ThreadBlock:
             following: From k and the k-th tile's number to what is said of the next.
 
         Returns:
-            How many visits were made for all tiles; None if there is one.
+            How many tiles there were, and visits for all; None if there is one.
         """
         kernel, axes = self.kernel, lax.axis_index
         if not kernel.is_persistent:
@@ -113,7 +113,8 @@ class ThreadBlock:
         n = axes("workers")
         start = i32(0), n, self.counts(n), i32(0)
         is_left = lambda carry: carry[1] < kernel.tiles_in_all  # noqa: E731
-        return lax.while_loop(is_left, one, start)[-1]
+        k, *_, count = lax.while_loop(is_left, one, start)
+        return k, count
 
     def nth(self, n: Any) -> tuple[Any, Any, Any]:
         """Where the n-th tile is."""
@@ -190,9 +191,11 @@ class ThreadBlock:
 
             return None
 
-        count = self.over_tiles(one, self.take_next)
-        if count is not None:
+        found = self.over_tiles(one, self.take_next)
+        if found is not None:
+            told, count = found
             self.await_readers(count)
+            NextTiles(*self.scratch.next).await_listeners(told)
 
     def await_readers(self, count: Any) -> None:
         """Nobody leaves before all have read the last of so many visits."""

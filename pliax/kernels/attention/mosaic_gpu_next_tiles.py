@@ -71,6 +71,17 @@ class NextTiles(NamedTuple):
         plgpu.barrier_arrive(self.here.at[slot])
         return n, found
 
+    def await_listeners(self, told: Any) -> None:
+        """Nobody leaves before all have heard that no tile is left.
+
+        Args:
+            told: How many tiles were told; of one slot, 1.
+        """
+
+        @pl.loop(jnp.maximum(i32(told) - self.numbers.shape[0], 0), i32(told))
+        def _(k: Any) -> None:
+            plgpu.barrier_wait(self.free.at[self.slot(k)])
+
     def hear(self, k: Any, counted: int = 0) -> tuple[Any, tuple[Any, ...]]:
         """The same, for the others; they hear `counted` counts."""
         slot = self.slot(k)
