@@ -37,7 +37,8 @@ from pliax.kernels._hopper import MULTIPROCESSORS, shared_memory
 from .block_mask import BlockMask
 from .configs import Kernel
 from .mosaic_gpu import CHANNELS, NOTHING, Call, aligned, call_of, mods_of
-from .mosaic_gpu_backward import SQUARE, Order, Scratch, ThreadBlock, counters_of
+from .mosaic_gpu_backward import Order, Scratch, ThreadBlock, counters_of
+from .mosaic_gpu_backward_step import SQUARE
 from .mosaic_gpu_columns import columns_of
 from .mosaic_gpu_gradients import (
     Gradient,
