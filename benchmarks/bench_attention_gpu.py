@@ -10,7 +10,7 @@ in one executable, each of what the one before returns, and torch's in one CUDA 
 for the host a call may be more work than for the GPU. These take turns with arrays that
 lie elsewhere in memory. TFLOP/s count unmasked scores alone: 4 operations a score and
 channel forward, 10 backward. torch takes its default options, and those it finds, in
-about 45 s a case, if not told `--without-autotune`: the faster ones count. Errors are
+about 20 s a case, if not told `--without-autotune`: the faster ones count. Errors are
 mean distances from the formula in float64, for one head, and how many times as large
 they are as those of the formula in bfloat16. `--triton` also runs
 `implementation="triton"`. `--programs`, `--lengths` and `--channels` run a part; parts
@@ -248,6 +248,9 @@ def torch_flex(
             return torch.as_tensor(x, device="cuda")
 
     torch._dynamo.reset()
+    # What its pool of processes compiles, to autotune, it compiles again, one by one:
+    # 20 of 37 s of a backward pass. Threads do it once: 16 s.
+    torch._inductor.config.compile_threads = 1
     score_mod, mask_mod = case.mods(Cuda)
     mask = mask_mod and flex.create_block_mask(mask_mod, None, None, case.S, case.S)
     heads_first = (torch.as_tensor(x).cuda().bfloat16().transpose(1, 2) for x in arrays)

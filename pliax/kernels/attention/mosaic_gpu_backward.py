@@ -49,7 +49,7 @@ class Scratch:
     added: Any  # squares written
     taken: Any  # squares read
     next: Any  # tile, where a thread block takes many
-    now: Any  # the tile of each warpgroup, likewise
+    now: Any  # the tile of each warpgroup: number, sequence, head, tile of a head
     counters: Any  # in global memory, of `counters_of`
 
 
@@ -168,16 +168,17 @@ class ThreadBlock:
 
     @property
     def now(self) -> Any:
-        """The number of the tile of this warpgroup, which takes many.
+        """The tile of this warpgroup, which takes many: its number, and its place.
 
-        It is read whenever it is needed: there is no register for it.
+        It is read whenever it is needed: there are no registers for it.
         """
-        return self.scratch.now[lax.axis_index("wg")]
+        return self.scratch.now.at[lax.axis_index("wg")]
 
     def set_now(self, n: Any) -> None:
         """The tile of this warpgroup is another."""
         plgpu.commit_smem()  # all warps have read
-        self.scratch.now[lax.axis_index("wg")] = n
+        for i, x in enumerate((n, *self.order.place(n))):
+            self.now[i] = x
         plgpu.commit_smem()
 
     def take_next(self, *, is_first: bool) -> Any:
@@ -210,7 +211,7 @@ class ThreadBlock:
         share = -(-self.order.total // self.workers)
         if is_first:
             return lax.axis_index("workers") * share
-        n = self.now + 1
+        n = self.now[0] + 1
         return jnp.where(lax.rem(n, i32(share)) != 0, n, self.order.total)
 
     def load_keys(self, group: Any, n: Any = None) -> None:
@@ -255,19 +256,19 @@ class ThreadBlock:
 
     def compute_all(self, group: Any) -> None:
         """A warpgroup's dk and dv of all tiles."""
-        if self.arrays.blind:  # apart, as what is rare would slow down the rest
-            assert self.workers is None, "takes one tile"
-            some, _ = self.arrays.blind
-            is_blind = some[0] != 0
-
-            def one(is_careful: bool) -> None:
-                self.compute(group, i32(0), None, is_careful=is_careful)
-
-            pl.when(is_blind)(partial(one, True))
-            pl.when(~is_blind)(partial(one, False))
+        run = partial(self.compute_tiles, group)
+        if not self.arrays.rare:
+            run(is_careful=False)
             return
+        is_rare = self.arrays.rare[0][0] != 0  # apart: it would slow down the rest
+        pl.when(is_rare)(partial(run, is_careful=True))
+        pl.when(~is_rare)(partial(run, is_careful=False))
+
+    def compute_tiles(self, group: Any, *, is_careful: bool) -> None:
+        """The same, with care for what is rare, or without."""
+        compute = partial(self.compute, group, is_careful=is_careful)
         load = partial(self.load_keys_if_left, group)
-        count = self.over_tiles(partial(self.compute, group), self.hear_next, load)
+        count = self.over_tiles(compute, self.hear_next, load)
         if self.workers is not None:
             pl.when(count > 0)(partial(self.await_taken, group))
 
@@ -280,7 +281,9 @@ class ThreadBlock:
     @property
     def place(self) -> tuple[Any, Any, Any]:
         """Sequence, head and number of the tile of this warpgroup."""
-        return self.order.place(None if self.workers is None else self.now)
+        if self.workers is None:
+            return self.order.place()
+        return self.now[1], self.now[2], self.now[3]
 
     @property
     def first(self) -> Any:
@@ -417,16 +420,15 @@ class ThreadBlock:
         (b, h, _), rows = self.place, self.gradient.config.rows
         return b, pl.ds(self.first + group * rows, rows), h
 
-    def compute(
-        self, group: Any, before: Any, then: Any, *, is_careful: bool = False
-    ) -> Any:
+    def compute(self, group: Any, before: Any, then: Any, *, is_careful: bool) -> Any:
         """Stores dk and dv of a warpgroup's keys.
 
         Args:
             group: Which warpgroup.
             before: Visits for the tiles before.
             then: How to hear of the next tile; None if this is the only one.
-            is_careful: Whether some query sees nothing, and may hold anything.
+            is_careful: Whether some query sees nothing, and may hold anything, or that
+                `some_are_far`.
 
         Returns:
             How many visits there were, and what was heard.

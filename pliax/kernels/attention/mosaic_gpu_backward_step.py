@@ -65,8 +65,8 @@ class Step:
         d_scores = d_scores.astype(gradient.dtype)
         query, d_out = (x.at[slot] for x in scratch.visit)
         twin = scratch.d_scores.at[lax.rem(count, i32(scratch.d_scores.shape[0]))]
-        if self.is_careful:  # 0 times NaN is not
-            (_, flags), tile = self.block.arrays.blind, self.weights.tile
+        if self.is_careful and gradient.call.has_unseen:  # 0 times NaN is not
+            (_, flags), tile = self.block.arrays.rare, self.weights.tile
             is_here = flags[tile.b, tile.h, at] != 0
             clear = partial(clear_rows, query, partial(self.is_blind, slot))
             pl.when(is_here)(clear)
@@ -163,9 +163,19 @@ class Step:
         keys, values = (x.at[self.group] for x in scratch.stay)
         query, d_out = (x.at[slot] for x in scratch.visit)
         plgpu.barrier_wait(scratch.here[0].at[slot])
-        scores, _ = multiply(keys, query, meanwhile)
         columns = scratch.columns, slot
-        weights, _ = self.weights(first, self.shifts(slot), scores, columns)
+        if self.weights.gradient.is_known_ahead and not self.is_careful:
+
+            def powers() -> Any:
+                meanwhile()
+                return self.weights.powers(first, self.shifts(slot), columns)
+
+            scores, shift = multiply(keys, query, powers)
+            factor = self.weights.gradient.exponent_factor
+            weights = jnp.exp2(scores * factor + shift)
+        else:
+            scores, _ = multiply(keys, query, meanwhile)
+            weights, _ = self.weights(scores, first, self.shifts(slot), columns)
         weights = self.hide(slot, first, is_full, weights)
         plgpu.barrier_wait(scratch.here[1].at[slot])
         given = -self.known(-1, slot), values, d_out.transpose((1, 0))
@@ -188,7 +198,7 @@ class Step:
             meanwhile()
             here = plgpu.wgmma_accumulator_load(scores, wait_n=1)
             columns = scratch.columns, slot
-            found, slope = weights(first, self.shifts(slot), here, columns)
+            found, slope = weights(here, first, self.shifts(slot), columns)
             found = self.hide(slot, first, is_full, found)
             here = plgpu.wgmma_accumulator_load(products, wait_n=0)
             d_scores = found * (here - self.known(-1, slot))

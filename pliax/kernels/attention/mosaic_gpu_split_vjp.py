@@ -425,7 +425,7 @@ class _Step:
         columns = scratch.columns, slot
         scores = self.product(0, slot)
         *shifts, delta = self.statistics(rows, slot)
-        weights, slope = self.weights(first, shifts, scores, columns)
+        weights, slope = self.weights(scores, first, shifts, columns)
         if not is_full:
             weights = self.weights.hide(first, weights, columns, met)
         found = {"v": weights}

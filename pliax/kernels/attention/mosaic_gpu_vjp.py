@@ -44,6 +44,7 @@ from .mosaic_gpu_gradients import (
     Gradient,
     blind_tiles,
     is_linear,
+    some_are_far,
     whole_tiles,
 )
 from .mosaic_gpu_next_tiles import NextTiles
@@ -59,9 +60,10 @@ _WIDE = 128  # channels: registers hold dk, dv and a tile, but little besides
 # Heads whose thread blocks start together: the fewer, the more of a head wait for each
 # other; of the wide as many as L2 holds queries, cotangents and dq of. One H100, 128
 # channels, no mask: of 4,096 tokens 519 TFLOP/s with 4 heads, 507 with 8, 476 with 16
-# and 301 with 64; of 16,384 tokens 540 with 2, 509 with 8 and 399 with 16. Causal masks
-# with 64 channels: 369 with 16 heads, 349 with 8.
-_TOGETHER, _L2 = 16, 24 * 2**20
+# and 301 with 64; of 16,384 tokens 540 with 2, 509 with 8 and 399 with 16. With 64
+# channels, of the time with 16 heads: causal masks with 32 of them 0.87 (1,024 tokens),
+# 0.96, 0.97 and 0.98 (16,384), with 64 1.13 (4,096); no mask with 32 0.99 to 1.01.
+_TOGETHER, _MASKED_TOGETHER, _L2 = 16, 32, 24 * 2**20
 
 
 def backward(
@@ -145,7 +147,7 @@ def _all_gradients(
     known: tuple[Array, ...],
 ) -> tuple[Array, Array, Array]:
     query, key, value, d_out = arrays
-    blocks, lists, turns, blind, is_seen = None, None, (), (), None
+    blocks, lists, turns, is_seen = None, None, (), None
     if block_mask is not None:
         blocks = block_mask.block_size[1], block_mask.block_size[0]
         lists = block_mask.lists(transposed=True)
@@ -154,8 +156,6 @@ def _all_gradients(
     channels = key.shape[3], value.shape[3]
     kind = Kernel("backward", channels, blocks)
     config = kind.config(call.asked)
-    if call.has_unseen:
-        blind = blind_tiles(known, call.sizes["q"], config.columns)
     if score_mod is not None:
         score_mod = with_slope(score_mod)
     loaded = {"k": config.span, "q": reach(config, blocks)}
@@ -164,11 +164,18 @@ def _all_gradients(
     gradient = Gradient(call, config, "k", blocks, *mods, query.dtype, columns)
     workers = MULTIPROCESSORS if _takes_many(gradient, channels) else None
     kernel = _Backward(gradient, key.shape[3] // SQUARE, workers)
-    rest = as_lists(lists), turns, blind
+    rest = as_lists(lists), turns, _rare(gradient, known)
     dk, dv, dq = kernel((key, value), (query, d_out), known, *rest)
     if is_seen is not None:  # nobody wrote to the others
         dq = jnp.where(is_seen, dq, 0)
     return (dq * call.scale).astype(query.dtype), dk, dv
+
+
+def _rare(gradient: Gradient, known: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Whether there is what only a careful kernel gets right, and perhaps where."""
+    if gradient.call.has_unseen:
+        return blind_tiles(known, gradient.call.sizes["q"], gradient.config.columns)
+    return (some_are_far(known),) if gradient.is_known_ahead else ()
 
 
 def _takes_many(gradient: Gradient, channels: tuple[int, int]) -> bool:
@@ -210,17 +217,19 @@ def _turns(
     return turns, jnp.swapaxes(is_seen, 1, 2)[..., None]
 
 
-def heads_together(heads: int, visit: Any) -> int:
+def heads_together(heads: int, visit: Any, *, is_masked: bool) -> int:
     """How many of the heads start together: a divisor of their number.
 
     Args:
         heads: Of all sequences.
         visit: The queries and the output's cotangents, (B, T, H, D).
+        is_masked: Whether there is a mask.
     """
     length, (keys, values) = visit[0].shape[1], (x.shape[3] for x in visit)
-    most, held = _TOGETHER, length * (2 * (keys + values) + 4 * keys)
+    most = _MASKED_TOGETHER if is_masked else _TOGETHER
     if max(keys, values) >= _WIDE:
-        most = max(2, min(most, _L2 // held))
+        held = length * (2 * (keys + values) + 4 * keys)
+        most = max(2, min(_TOGETHER, _L2 // held))
     return max(n for n in range(1, most + 1) if heads % n == 0)
 
 
@@ -236,7 +245,9 @@ class _Backward:
         arrays = stay, visit, known, *rest, *gradient.mods
         leaves, tree = jax.tree.flatten(arrays)
         tiles = -(-S // config.span)
-        order = Order(B * heads, tiles, heads_together(B * heads, visit), heads)
+        is_masked = gradient.mask is not None
+        together = heads_together(B * heads, visit, is_masked=is_masked)
+        order = Order(B * heads, tiles, together, heads)
         workers = self.workers if order.total > (self.workers or order.total) else None
         whole = reach(config, gradient.blocks)
         queries = -(-call.sizes["q"] // whole) * whole
@@ -291,7 +302,7 @@ class _Backward:
             plgpu.Barrier(num_barriers=groups),
             plgpu.Barrier(num_barriers=groups),
             NextTiles.scratch(groups + 1, ahead=1) if is_persistent else (),
-            plgpu.SMEM((config.threads,), jnp.int32) if is_persistent else (),
+            plgpu.SMEM((config.threads, 4), jnp.int32) if is_persistent else (),
         )
 
     @property
@@ -323,9 +334,9 @@ class _Arrays:
         known: Any,
         lists: Any,
         turns: Any,
-        blind: Any,
+        rare: Any,
         *mods: Any,
     ) -> None:
         self.stay, self.visit, self.known = stay, visit, known
         self.lists, self.turns, self.mods = lists, turns, mods
-        self.blind = blind
+        self.rare = rare

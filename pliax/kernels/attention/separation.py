@@ -81,6 +81,23 @@ class Separated:
         """What each scalar is that the mod is a function of."""
         return dict(zip(self.jaxpr.invars[self.captured :], self.roles, strict=True))
 
+    @cached_property
+    def is_shift(self) -> bool:
+        """Whether the first result is the score plus what does not depend on it."""
+        out = self.jaxpr.outvars[0]
+        eqn = None if is_literal(out) else self.makers.get(out)
+        if eqn is None or eqn.primitive.name not in ("add", "sub"):
+            return False
+        score, shift = eqn.invars
+        if eqn.primitive.name == "add" and self.is_score(shift):
+            score, shift = shift, score
+        is_free = is_literal(shift) or "s" not in self.needs[shift]
+        return self.is_score(score) and is_free
+
+    def is_score(self, v: Any) -> bool:
+        """Whether an operand is the score that a score_mod is given."""
+        return not is_literal(v) and self.roles_of.get(v) == "s"
+
 
 def separate(mod: ClosedFunction, roles: str, *, apart: bool = False) -> Separated:
     """Splits a mod.

@@ -12,6 +12,8 @@ from hypothesis.extra import numpy as hnp
 
 import pliax as px
 from pliax.kernels.attention import mosaic_gpu_limits
+from pliax.kernels.attention.mosaic_gpu_gradients import Weights
+from pliax.kernels.attention.mosaic_gpu_tiles import zeros
 from pliax.kernels.attention.mosaic_gpu_vjp import _turns, heads_together
 from pliax.kernels.attention.refinement import refined
 
@@ -34,16 +36,22 @@ def test_turns_count_the_blocks_of_keys_that_were_seen_before(seen, ragged):
     np.testing.assert_array_equal(is_seen[0, :, :, 0], rows)
 
 
-@given(heads=st.integers(1, 96), T=st.integers(1, 2**17), D=st.sampled_from([64, 128]))
+@given(
+    heads=st.integers(1, 96),
+    T=st.integers(1, 2**17),
+    D=st.sampled_from([64, 128]),
+    is_masked=st.booleans(),
+)
 def test_heads_that_start_together_divide_all_and_are_as_many_as_the_cache_holds(
-    heads, T, D
+    heads, T, D, is_masked
 ):
     visit = [jax.ShapeDtypeStruct((1, T, heads, D), jnp.bfloat16)] * 2
-    found = heads_together(heads, visit)
-    assert heads % found == 0 and found <= 16
+    found = heads_together(heads, visit, is_masked=is_masked)
+    most = 32 if is_masked and D == 64 else 16
+    assert heads % found == 0 and found <= most
     if D == 128:  # two bytes of a query and its cotangent, and four of dq
         assert found <= 2 or found * T * D * 8 <= 24 * 2**20
-    assert D == 128 or heads % 16 or found == 16
+    assert D == 128 or heads % most or found == most
 
 
 def documents(T, length=128):
@@ -96,6 +104,68 @@ def test_gradients_are_exact_of_scales_with_and_without_a_reciprocal(scale):
         error = jnp.abs(x.astype(jnp.float32) - y).max()
         least = 1e-36  # of what is as small as the scale few bits are left
         assert error <= 2**-6 * jnp.abs(y).max() + least
+
+
+SHIFTS = {
+    "a number": lambda c: lambda s, b, h, q, k: s + c,
+    "before the score": lambda c: lambda s, b, h, q, k: c + s,
+    "taken away": lambda c: (
+        lambda s, b, h, q, k: s - (0.1 * jnp.abs(q - k).astype(s.dtype) - c)
+    ),
+    "of one query": lambda c: lambda s, b, h, q, k: s + jnp.where(q == 3, c, 0.0),
+    "of a key": lambda c: lambda s, b, h, q, k: s + (c - 0.1 * k.astype(s.dtype)),
+}
+
+
+@pytest.mark.parametrize("far", [0.0, -900.0, 1e9, -1e9])
+@pytest.mark.parametrize("name", SHIFTS)
+def test_mods_that_add_have_the_gradients_of_the_formula_however_far_they_move_scores(
+    name, far
+):
+    """The formula rounds a score of -1e9 to a multiple of 64."""
+    arrays, mask = gaussians(128, 64, jnp.bfloat16, heads=2), causal(128)
+
+    def loss(arrays, implementation):
+        options = {"interpret": 1} if implementation == "mosaic_gpu" else None
+        out = px.flex_attention(
+            *arrays, score_mod=SHIFTS[name](far), block_mask=mask, enable_gqa=True,
+            implementation=implementation, kernel_options=options,
+        )  # fmt: skip
+        return jnp.sum(jnp.sin(3 * out.astype(jnp.float32)))
+
+    found = jax.grad(loss)(arrays, "mosaic_gpu")
+    golden = jax.grad(loss)([x.astype(jnp.float32) for x in arrays], "reference")
+    for x, y in zip(found, golden, strict=True):
+        error = jnp.abs(x.astype(jnp.float32) - y).max()
+        assert error <= 2**-6 * jnp.abs(y).max()
+
+
+@pytest.mark.parametrize(("mod", "is_ahead"), [
+    *((SHIFTS[name](1.0), True) for name in SHIFTS),
+    (lambda s, b, h, q, k: 2 * s + 1, False),
+    (lambda s, b, h, q, k: 1 - s, False),
+    (lambda s, b, h, q, k: s + 0.1 * s, False),
+    (lambda s, b, h, q, k: (s + 1e9) - 1e9, False),  # which rounds twice
+    (lambda s, b, h, q, k: jnp.arange(256.0)[q - k + 128] + s, False),  # looked up
+    (lambda s, b, h, q, k: jnp.where(q > k, s + 1, s), False),
+])  # fmt: skip
+@pytest.mark.parametrize(("D", "scale"), [(64, None), (64, -0.5), (128, None)])
+def test_what_is_added_is_known_ahead_if_it_is_one_number_whatever_the_score(
+    mod, is_ahead, D, scale, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(
+        Weights, "powers", lambda self, *_: asked.append(1) or zeros(*self.tile.shape)
+    )
+    attend = partial(
+        px.flex_attention, score_mod=mod, block_mask=causal(128), scale=scale,
+        implementation="mosaic_gpu", kernel_options={"interpret": 1},
+    )  # fmt: skip
+    arrays = gaussians(128, D, jnp.bfloat16)
+    jax.make_jaxpr(lambda q, k, v, d: jax.vjp(attend, q, k, v)[1](d))(
+        *arrays, arrays[0]
+    )
+    assert bool(asked) == (is_ahead and D == 64 and scale is None)
 
 
 def gaussians(T, D, dtype, heads=1):
