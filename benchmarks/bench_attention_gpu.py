@@ -248,8 +248,8 @@ def torch_flex(
             return torch.as_tensor(x, device="cuda")
 
     torch._dynamo.reset()
-    # What its pool of processes compiles, to autotune, it compiles again, one by one:
-    # 20 of 37 s of a backward pass. Threads do it once: 16 s.
+    # No pool of processes: what that compiles, to autotune, is compiled again, one by
+    # one, 20 of 37 s of a backward pass. Threads of this process do it once: 16 s.
     torch._inductor.config.compile_threads = 1
     score_mod, mask_mod = case.mods(Cuda)
     mask = mask_mod and flex.create_block_mask(mask_mod, None, None, case.S, case.S)

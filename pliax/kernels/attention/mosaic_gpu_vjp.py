@@ -184,9 +184,8 @@ def _takes_many(gradient: Gradient, channels: tuple[int, int]) -> bool:
     The gradients of a tile then leave from where those of scores were, which they fill,
     so that keys and values of the next can arrive. Not where NaN may have to be left
     out: that is written for one tile. One H100, 64 channels, parts of the time of a
-    thread block for each: windows 0.91, causal masks 0.95, a prefix 0.97. It takes
-    registers: no mask 1.03 and 1.04, ALiBi 1.03 and 1.05 (4,096 and 16,384 tokens), a
-    table 1.10.
+    thread block for each: windows 0.91, causal masks 0.93, a prefix 0.97. It takes
+    registers: no mask and ALiBi 0.99 (4,096 tokens), a table 1.10.
     """
     (D, V), config = channels, gradient.config
     fits = D == V and config.columns == D + V and config.has_mover
@@ -325,7 +324,7 @@ class _Backward:
 
 
 class _Arrays:
-    """The references of a kernel's operands."""
+    """The references of a kernel's operands; `rare` is what `_rare` found."""
 
     def __init__(
         self,

@@ -11,8 +11,8 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 import pliax as px
-from pliax.kernels.attention import mosaic_gpu_limits
-from pliax.kernels.attention.mosaic_gpu_gradients import Weights
+from pliax.kernels.attention import mosaic_gpu_limits, mosaic_gpu_vjp
+from pliax.kernels.attention.mosaic_gpu_gradients import Weights, some_are_far
 from pliax.kernels.attention.mosaic_gpu_tiles import zeros
 from pliax.kernels.attention.mosaic_gpu_vjp import _turns, heads_together
 from pliax.kernels.attention.refinement import refined
@@ -117,10 +117,11 @@ SHIFTS = {
 }
 
 
-@pytest.mark.parametrize("far", [0.0, -900.0, 1e9, -1e9])
+@pytest.mark.parametrize("scale", [None, -0.5])
+@pytest.mark.parametrize("far", [-900.0, 1e9, -1e9])
 @pytest.mark.parametrize("name", SHIFTS)
 def test_mods_that_add_have_the_gradients_of_the_formula_however_far_they_move_scores(
-    name, far
+    name, far, scale
 ):
     """The formula rounds a score of -1e9 to a multiple of 64."""
     arrays, mask = gaussians(128, 64, jnp.bfloat16, heads=2), causal(128)
@@ -129,7 +130,7 @@ def test_mods_that_add_have_the_gradients_of_the_formula_however_far_they_move_s
         options = {"interpret": 1} if implementation == "mosaic_gpu" else None
         out = px.flex_attention(
             *arrays, score_mod=SHIFTS[name](far), block_mask=mask, enable_gqa=True,
-            implementation=implementation, kernel_options=options,
+            scale=scale, implementation=implementation, kernel_options=options,
         )  # fmt: skip
         return jnp.sum(jnp.sin(3 * out.astype(jnp.float32)))
 
@@ -145,6 +146,7 @@ def test_mods_that_add_have_the_gradients_of_the_formula_however_far_they_move_s
     (lambda s, b, h, q, k: 2 * s + 1, False),
     (lambda s, b, h, q, k: 1 - s, False),
     (lambda s, b, h, q, k: s + 0.1 * s, False),
+    (lambda s, b, h, q, k: s + jnp.sign(s), False),  # whose slope is 1, too
     (lambda s, b, h, q, k: (s + 1e9) - 1e9, False),  # which rounds twice
     (lambda s, b, h, q, k: jnp.arange(256.0)[q - k + 128] + s, False),  # looked up
     (lambda s, b, h, q, k: jnp.where(q > k, s + 1, s), False),
@@ -165,7 +167,30 @@ def test_what_is_added_is_known_ahead_if_it_is_one_number_whatever_the_score(
     jax.make_jaxpr(lambda q, k, v, d: jax.vjp(attend, q, k, v)[1](d))(
         *arrays, arrays[0]
     )
-    assert bool(asked) == (is_ahead and D == 64 and scale is None)
+    assert bool(asked) == (is_ahead and D == 64)
+
+
+@pytest.mark.parametrize(("maximum", "is_far"), [
+    (0.0, False), (1000.0, False), (-1000.0, False), (1100.0, True), (-1100.0, True),
+    (-1e9, True), (np.inf, False), (np.nan, False),  # inf: sees nothing, or beyond the end
+])  # fmt: skip
+def test_one_maximum_far_from_zero_is_enough(maximum, is_far):
+    maxima = jnp.zeros((2, 3, 128)).at[1, 2, 77].set(maximum)
+    assert some_are_far((maxima,)).tolist() == [int(is_far)]
+
+
+@pytest.mark.parametrize("mask", [None, causal(256)], ids=["no mask", "causal"])
+def test_more_heads_start_together_under_a_mask(mask, monkeypatch):
+    heard = []
+
+    def together(heads, visit, *, is_masked):
+        heard.append(is_masked)
+        return heads_together(heads, visit, is_masked=is_masked)
+
+    monkeypatch.setattr(mosaic_gpu_vjp, "heads_together", together)
+    arrays = gaussians(256, 64, jnp.bfloat16)
+    jax.make_jaxpr(lambda *x: gradients(x, mask, "mosaic_gpu", interpret=1))(*arrays)
+    assert heard == [mask is not None]
 
 
 def gaussians(T, D, dtype, heads=1):
