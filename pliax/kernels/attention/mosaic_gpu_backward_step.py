@@ -163,23 +163,30 @@ class Step:
         keys, values = (x.at[self.group] for x in scratch.stay)
         query, d_out = (x.at[slot] for x in scratch.visit)
         plgpu.barrier_wait(scratch.here[0].at[slot])
-        columns = scratch.columns, slot
-        if self.weights.gradient.is_known_ahead and not self.is_careful:
-
-            def powers() -> Any:
-                meanwhile()
-                return self.weights.powers(first, self.shifts(slot), columns)
-
-            scores, shift = multiply(keys, query, powers)
-            factor = self.weights.gradient.exponent_factor
-            weights = jnp.exp2(scores * factor + shift)
-        else:
-            scores, _ = multiply(keys, query, meanwhile)
-            weights, _ = self.weights(scores, first, self.shifts(slot), columns)
+        is_ahead = self.weights.gradient.is_known_ahead and not self.is_careful
+        make = self.weights_ahead if is_ahead else self.weights_given
+        weights = make(partial(multiply, keys, query), slot, first, meanwhile)
         weights = self.hide(slot, first, is_full, weights)
         plgpu.barrier_wait(scratch.here[1].at[slot])
         given = -self.known(-1, slot), values, d_out.transpose((1, 0))
         return weights, weights * accumulate(*given, self.weights.tile.interpret)
+
+    def weights_given(self, product: Any, slot: Any, first: Any, meanwhile: Any) -> Any:
+        """Under a mod that is given the scores, which `product` makes."""
+        scores, _ = product(meanwhile)
+        columns = self.block.scratch.columns, slot
+        return self.weights(scores, first, self.shifts(slot), columns)[0]
+
+    def weights_ahead(self, product: Any, slot: Any, first: Any, meanwhile: Any) -> Any:
+        """Under a mod whose addend is computed while `product` runs."""
+
+        def powers() -> Any:
+            meanwhile()
+            columns = self.block.scratch.columns, slot
+            return self.weights.powers(first, self.shifts(slot), columns)
+
+        scores, shift = product(powers)
+        return jnp.exp2(scores * self.weights.gradient.exponent_factor + shift)
 
     def at_once(
         self, slot: Any, first: Any, is_full: Any, meanwhile: Any
