@@ -15,7 +15,7 @@ from jax import lax
 
 from pliax.core._jax import take_number
 
-from .mosaic_gpu_backward_step import SQUARE, Step
+from .mosaic_gpu_backward_step import SQUARE, Squares, Step
 from .mosaic_gpu_gradients import Gradient, Weights
 from .mosaic_gpu_next_tiles import NextTiles
 from .mosaic_gpu_tiles import (
@@ -436,6 +436,7 @@ class ThreadBlock:
         gradient, scratch = self.gradient, self.scratch
         config, here = gradient.config, scratch.stay_here.at[group]
         mine = self.first + group * config.rows
+        since = 0 if then is None else before
         stay = [x.at[group] for x in scratch.stay]
         if then is None:
             self.load_keys(group)
@@ -463,7 +464,8 @@ class ThreadBlock:
                     after = then < visits.total, tile
                 # Who we are is asked in each visit: what follows from it would be kept
                 # over all of them, and is more than registers have room for.
-                step = Step(self, lax.axis_index("wg"), weights, is_careful)
+                squares = Squares(self, lax.axis_index("wg"))
+                step = Step(self, squares, weights, since, is_careful)
                 return step(at, is_full, after, *found), left, ahead
 
             start = carry, visits.start(), ahead
@@ -472,6 +474,9 @@ class ThreadBlock:
         waiting = () if config.has_mover else (i32(0),) * 3
         start = before, waiting, *(zeros(*x.shape) for x in stay)
         count, waiting, dk, dv = gradient.over_heads(of_head, start)
+        if gradient.is_pipelined:
+            squares = Squares(self, group)
+            pl.when(count > since)(partial(squares.hand_over, count - 1))
         if then is None:
             pl.when(count > 0)(partial(self.await_squares, group, waiting))
         self.arrive()

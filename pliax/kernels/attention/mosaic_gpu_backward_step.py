@@ -18,6 +18,7 @@ from .mosaic_gpu_tiles import (
     COLUMN,
     ROW,
     accumulate,
+    accumulate_beside,
     clear_rows,
     i32,
     multiply,
@@ -29,13 +30,107 @@ SQUARE = 64  # rows and columns of the pieces of dq
 
 
 @dataclass(frozen=True)
-class Step:
-    """One visit, which adds to the gradients of the keys and of the queries."""
+class Squares:
+    """What visits add to dq: pieces that a warpgroup makes, with the keys of all."""
 
     block: Any  # of `mosaic_gpu_backward`
     group: Any
+
+    def hand_over(
+        self, visit: Any, have_read: Any = None, is_there: Any = None
+    ) -> None:
+        """Those of a visit, to the warpgroup that adds them.
+
+        Args:
+            visit: Its number, of those of the thread block.
+            have_read: Runs when they are made.
+            is_there: Whether there was such a visit to this tile; None if there was.
+        """
+        when = pl.when(is_there) if is_there is not None else lambda body: body()
+        numbers = range(self.block.kernel.squares)
+        when(self.block.await_others)
+
+        def then(found: Any) -> None:
+            if have_read is not None:
+                have_read()
+
+            @when
+            def _() -> None:
+                pl.when(visit > 0)(partial(self.block.await_taken, self.group))
+                self.write(numbers, found)
+                plgpu.commit_smem()
+                plgpu.barrier_arrive(self.block.scratch.added.at[self.group])
+
+        self.make(numbers, visit, then)
+
+    def make_each(self, visit: Any, have_read: Any) -> None:
+        """One after another, for this warpgroup to add; the first one has read all."""
+        self.block.await_others()
+        for n in range(self.block.kernel.squares):
+
+            def then(found: Any, n: int = n) -> None:
+                if n == 0:
+                    have_read()
+                self.write([n], found)
+
+            self.make([n], visit, then)
+        plgpu.commit_smem()
+
+    def make(self, numbers: Any, visit: Any, then: Any) -> None:
+        """`then(squares)` of some of a visit."""
+
+        def run(*squares: Any) -> None:
+            self.start(numbers, visit, squares)
+            then([plgpu.wgmma_accumulator_load(x, wait_n=0) for x in squares])
+
+        square = plgpu.ACC((SQUARE, SQUARE), jnp.float32)
+        pl.run_scoped(run, *[square] * len(numbers))
+
+    def start(self, numbers: Any, visit: Any, squares: Any) -> None:
+        """The tensor cores start to make some."""
+        kernel, scratch = self.block.kernel, self.block.scratch
+        keys = scratch.finite_keys or scratch.stay[0]
+        d_scores = self.d_scores(visit)
+        for n, square in zip(numbers, squares, strict=True):
+            row, column = kernel.place_of(self.group * kernel.squares + n)
+            for group in range(kernel.gradient.config.groups):
+                left = d_scores.at[group, :, pl.ds(row, SQUARE)]
+                right = keys.at[group, :, pl.ds(column, SQUARE)]
+                plgpu.wgmma(square, left.transpose((1, 0)), right)
+
+    def d_scores(self, visit: Any) -> Any:
+        """Where the gradients of the scores of a visit are, of all warpgroups."""
+        twins = self.block.scratch.d_scores
+        return twins.at[lax.rem(visit, i32(twins.shape[0]))]
+
+    def write(self, numbers: Any, squares: Any) -> None:
+        """Some into shared memory."""
+        for n, x in zip(numbers, squares, strict=True):
+            self.block.scratch.squares.at[self.group, n][...] = x
+
+
+@dataclass(frozen=True)
+class Step:
+    """One visit, which adds to the gradients of the keys and of the queries.
+
+    Attributes:
+        block: The thread block, of `mosaic_gpu_backward`.
+        squares: What visits add to dq.
+        weights: Those on the keys of this warpgroup.
+        since: Visits before the first of this tile.
+        is_careful: Whether there may be what is rare.
+    """
+
+    block: Any
+    squares: Squares
     weights: Weights
+    since: Any
     is_careful: bool
+
+    @property
+    def group(self) -> Any:
+        """Which warpgroup."""
+        return self.squares.group
 
     def __call__(
         self, at: Any, is_full: Any, after: Any, count: Any, waiting: Any, *given: Any
@@ -54,54 +149,46 @@ class Step:
         gradient, scratch = self.block.gradient, self.block.scratch
         slot = lax.rem(count, i32(gradient.config.stages))
         first = at * gradient.config.columns
-        last = partial(self.block.await_squares, self.group, waiting)
-
-        def meanwhile() -> None:
-            if after is not None:
-                pl.when(count > 0)(last)
-
+        meanwhile = partial(self.meanwhile, after, count, waiting)
         weights, d_scores = self.on_tile(slot, first, is_full, meanwhile)
         weights = weights.astype(gradient.dtype)
         d_scores = d_scores.astype(gradient.dtype)
         query, d_out = (x.at[slot] for x in scratch.visit)
-        twin = scratch.d_scores.at[lax.rem(count, i32(scratch.d_scores.shape[0]))]
         if self.is_careful and gradient.call.has_unseen:  # 0 times NaN is not
             (_, flags), tile = self.block.arrays.rare, self.weights.tile
             is_here = flags[tile.b, tile.h, at] != 0
             clear = partial(clear_rows, query, partial(self.is_blind, slot))
             pl.when(is_here)(clear)
 
+        release = partial(self.release, slot, after)
+
         def body(add: Any) -> None:
             add(1, weights, d_out)
-            twin.at[self.group][...] = d_scores
+            self.squares.d_scores(count).at[self.group][...] = d_scores
             plgpu.commit_smem()
             self.block.arrive()
             add(0, d_scores, query)  # while the others arrive
-            self.block.await_others()
-            for part in self.block.kernel.parts:
-
-                def run(*squares: Any, part: Any = part) -> None:
-                    self.start_squares(part, squares, twin)
-                    found = [plgpu.wgmma_accumulator_load(x, wait_n=0) for x in squares]
-                    if 0 in part:
-                        self.release(slot, after)
-                        if after is None:
-                            pl.when(count > 0)(last)
-                    for m, x in zip(part, found, strict=True):
-                        scratch.squares.at[self.group, m][...] = x
-
-                square = plgpu.ACC((SQUARE, SQUARE), jnp.float32)
-                pl.run_scoped(run, *[square] * len(part))
-            plgpu.commit_smem()
-            if after is None:
-                plgpu.barrier_arrive(scratch.added.at[self.group])
+            if after is not None:
+                self.squares.make_each(count, release)
+            elif not gradient.is_pipelined:
+                self.squares.hand_over(count, release)
 
         dk, dv = sums(given, body, gradient.call.interpret)
+        if gradient.is_pipelined:
+            release()
         if after is not None:
             place = self.weights.tile.b, self.weights.tile.h, at
             self.block.start_to_add(*place)
             waiting = tuple(jnp.asarray(x, jnp.int32) for x in place)
         return count + 1, waiting, dk, dv
+
+    def meanwhile(self, after: Any, count: Any, waiting: Any) -> None:
+        """What is left of the visit before, beside the products of this one."""
+        if after is not None:
+            pl.when(count > 0)(partial(self.block.finish_adding, *waiting))
+        elif self.block.gradient.is_pipelined:
+            before, is_there = jnp.maximum(count - 1, 0), count > self.since
+            self.squares.hand_over(before, is_there=is_there)
 
     def release(self, slot: Any, after: Any) -> None:
         """What has been read makes room for other queries."""
@@ -125,11 +212,13 @@ class Step:
         The tensor cores make both products at once, or, to leave registers to a mod
         that only adds, one after the other: ALiBi with 64 channels 305 TFLOP/s against
         250. Under a mod with a slope that is slower, soft cap 181 against 200, and also
-        where unseen keys need care.
+        where unseen keys need care. Without a mod and a mask, weights are made beside
+        the second one, as what the visit before adds to dq is beside the first.
         """
         gradient = self.weights.gradient
         if gradient.is_linear:
-            return self.from_statistics(slot, first, is_full, meanwhile)
+            make = self.beside if gradient.is_pipelined else self.from_statistics
+            return make(slot, first, is_full, meanwhile)
         if gradient.has_slope or gradient.call.has_unseen:
             return self.at_once(slot, first, is_full, meanwhile)
         return self.in_turn(slot, first, is_full, meanwhile)
@@ -153,6 +242,26 @@ class Step:
         start = shift, -self.known(-1, slot)
         scores, products = sums(start, body, gradient.call.interpret)
         weights = self.hide(slot, first, is_full, jnp.exp2(scores * factor))
+        return weights, weights * products
+
+    def beside(
+        self, slot: Any, first: Any, is_full: Any, meanwhile: Any
+    ) -> tuple[Any, Any]:
+        """The same, with the weights made beside the second product."""
+        gradient, scratch = self.weights.gradient, self.block.scratch
+        factor, interpret = gradient.exponent_factor, gradient.call.interpret
+        keys, values = (x.at[self.group] for x in scratch.stay)
+        query, d_out = (x.at[slot].transpose((1, 0)) for x in scratch.visit)
+        plgpu.barrier_wait(scratch.here[0].at[slot])
+        shift = self.known(0, slot) * (-1 / factor)
+        scores = accumulate(shift, keys, query, interpret, meanwhile)
+        plgpu.barrier_wait(scratch.here[1].at[slot])
+
+        def make() -> Any:
+            return self.hide(slot, first, is_full, jnp.exp2(scores * factor))
+
+        given = -self.known(-1, slot), values, d_out
+        products, weights = accumulate_beside(*given, make, interpret)
         return weights, weights * products
 
     def in_turn(
@@ -237,14 +346,3 @@ class Step:
         columns = self.block.scratch.columns, slot
         hide = partial(self.weights.hide, first, columns=columns)
         return lax.cond(is_shown, lambda x: x, hide, found)
-
-    def start_squares(self, part: Any, squares: Any, twin: Any) -> None:
-        """What this visit adds to dq, with the keys of all warpgroups."""
-        kernel, scratch = self.block.kernel, self.block.scratch
-        keys = scratch.finite_keys or scratch.stay[0]
-        for n, square in zip(part, squares, strict=True):
-            row, column = kernel.place_of(self.group * kernel.squares + n)
-            for group in range(kernel.gradient.config.groups):
-                left = twin.at[group, :, pl.ds(row, SQUARE)]
-                right = keys.at[group, :, pl.ds(column, SQUARE)]
-                plgpu.wgmma(square, left.transpose((1, 0)), right)

@@ -449,6 +449,20 @@ def sums(given: Sequence[Any], body: Any, interpret: bool) -> list[Any]:
     return found
 
 
+def accumulate_beside(
+    acc: Any, left: Any, right: Any, make: Any, interpret: bool
+) -> tuple[Any, Any]:
+    """`acc + left @ right`, and what `make` returns meanwhile: a tile like `acc`."""
+    if interpret:
+        return accumulate(acc, left, right, interpret), make()
+
+    def issue(refs: Any) -> None:
+        plgpu.wgmma(refs[0], left, right)
+        refs[1][...] = make()
+
+    return pl.run_state(issue)((plgpu.ACC.init(acc), jnp.zeros_like(acc)))
+
+
 def multiply(left: Any, right: Any, after: Any = None) -> Any:
     """`left @ right^T` on the tensor cores, both in shared memory.
 

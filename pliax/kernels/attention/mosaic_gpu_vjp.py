@@ -14,7 +14,8 @@ queries in the same order, and those of the first keys start first, few wait.
 
 Under a mask, where no mod needs the registers, a thread block takes one tile after
 another (`mosaic_gpu_next_tiles`): keys, values and queries of the next arrive while dk
-and dv of this one leave.
+and dv of this one leave. Without a mask, or under a mod that only adds, warpgroups make
+what a visit adds to dq during the next one: they do not wait for each other in between.
 
 References:
     Dao, "FlashAttention-2", 2023, Algorithm 2.
@@ -309,12 +310,6 @@ class _Backward:
         """Of dq, of each warpgroup."""
         config = self.gradient.config
         return config.columns // SQUARE * self.widths // config.groups
-
-    @property
-    def parts(self) -> list[list[int]]:
-        """The squares that a warpgroup's registers hold at once."""
-        every = list(range(self.squares))
-        return [every] if self.gradient.config.has_mover else [[n] for n in every]
 
     def place_of(self, square: Any) -> tuple[Any, Any]:
         """Query and channel of a square's first; one of the two has more than 64."""

@@ -12,7 +12,12 @@ from hypothesis.extra import numpy as hnp
 
 import pliax as px
 from pliax.kernels.attention import mosaic_gpu_limits, mosaic_gpu_vjp
-from pliax.kernels.attention.mosaic_gpu_gradients import Weights, some_are_far
+from pliax.kernels.attention.mosaic_gpu_backward_step import Squares
+from pliax.kernels.attention.mosaic_gpu_gradients import (
+    Gradient,
+    Weights,
+    some_are_far,
+)
 from pliax.kernels.attention.mosaic_gpu_tiles import zeros
 from pliax.kernels.attention.mosaic_gpu_vjp import _turns, heads_together
 from pliax.kernels.attention.refinement import refined
@@ -168,6 +173,98 @@ def test_what_is_added_is_known_ahead_if_it_is_one_number_whatever_the_score(
         *arrays, arrays[0]
     )
     assert bool(asked) == (is_ahead and D == 64)
+
+
+def alibi(s, b, h, q, k):
+    return s + jnp.exp2(-1.0 - h.astype(s.dtype)) * (k - q).astype(s.dtype)
+
+
+def table(s, b, h, q, k):
+    return s + jnp.linspace(-1, 1, 1024)[q - k + 512].astype(s.dtype)
+
+
+def soft_cap(s, b, h, q, k):
+    return 2 * jnp.tanh(s / 2)
+
+
+def sees_nothing_in_places(T):
+    """Neither queries 128 to 255 see a key, nor is one of the last 128 keys seen."""
+    return px.create_block_mask(
+        lambda b, h, q, k: (q // 128 != 1) & (k < T - 128) & (q >= k // 2),
+        None, None, T, T,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("mod", "mask", "D", "is_pipelined"), [
+    (None, None, 64, True), (None, None, 128, True), (None, None, 256, False),
+    (None, causal, 64, False), (None, causal, 128, False),
+    (alibi, None, 64, True), (alibi, causal, 64, True), (alibi, causal, 128, True),
+    (table, causal, 64, True), (soft_cap, causal, 64, False), (soft_cap, None, 128, False),
+    (alibi, sees_nothing_in_places, 64, False),  # what nobody sees needs care
+])  # fmt: skip
+def test_a_visit_hands_over_for_the_one_before_where_registers_have_room(
+    mod, mask, D, is_pipelined, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(
+        Squares, "hand_over", lambda self, *_, is_there=None: asked.append(is_there)
+    )
+    attend = partial(
+        px.flex_attention, score_mod=mod, block_mask=mask and mask(384),
+        implementation="mosaic_gpu", kernel_options={"interpret": 1},
+    )  # fmt: skip
+    arrays = gaussians(384, D, jnp.bfloat16)
+    jax.make_jaxpr(lambda q, k, v, d: jax.vjp(attend, q, k, v)[1](d))(
+        *arrays, arrays[0]
+    )
+    assert any(x is not None for x in asked) == is_pipelined
+
+
+@pytest.mark.parametrize(("mod", "mask", "T", "D"), [
+    (None, None, 300, 64), (None, None, 300, 128), (None, None, 64, 64),
+    (alibi, causal, 300, 64), (alibi, causal, 256, 128), (alibi, None, 320, 64),
+    (table, causal, 300, 64),
+    (lambda s, b, h, q, k: s - 1e9, causal, 256, 64),
+])  # fmt: skip
+def test_gradients_are_the_same_bits_whichever_visit_hands_them_over(
+    mod, mask, T, D, monkeypatch
+):
+    """Also where queries of several heads visit the keys that they share."""
+
+    @jax.jit
+    def found(arrays, mask):
+        def loss(q, k, v):
+            out = px.flex_attention(
+                q, k, v, score_mod=mod, block_mask=mask, enable_gqa=True,
+                implementation="mosaic_gpu", kernel_options={"interpret": 1},
+            )  # fmt: skip
+            return jnp.sum(out.astype(jnp.float32) ** 2)
+
+        return jax.grad(loss, (0, 1, 2))(*arrays)
+
+    arrays, mask = gaussians(T, D, jnp.bfloat16, heads=2), mask and mask(T)
+    pipelined = found(arrays, mask)
+    monkeypatch.setattr(Gradient, "is_pipelined", False)
+    jax.clear_caches()
+    for x, y in zip(pipelined, found(arrays, mask), strict=True):
+        np.testing.assert_array_equal(x.astype(jnp.float32), y.astype(jnp.float32))
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize(("mod", "mask", "D"), [
+    (None, None, 64), (None, None, 128), (alibi, None, 64), (alibi, causal, 128),
+    (table, causal, 64), (None, causal, 64),
+])  # fmt: skip
+def test_backward_kernels_lower_for_a_gpu(heads, mod, mask, D, monkeypatch):
+    monkeypatch.setattr(mosaic_gpu_limits, "refused_device", lambda: None)
+    attend = partial(
+        px.flex_attention, score_mod=mod, block_mask=mask and mask(300),
+        implementation="mosaic_gpu", enable_gqa=True,
+    )  # fmt: skip
+    q, k, v = gaussians(300, D, jnp.bfloat16, heads)
+    run = jax.jit(lambda q, k, v, d: jax.vjp(attend, q, k, v)[1](d))
+    lowered = run.trace(q, k, v, q).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("stablehlo.custom_call @mosaic_gpu") == 2
 
 
 @pytest.mark.parametrize(("maximum", "is_far"), [
