@@ -436,7 +436,6 @@ class ThreadBlock:
         gradient, scratch = self.gradient, self.scratch
         config, here = gradient.config, scratch.stay_here.at[group]
         mine = self.first + group * config.rows
-        since = 0 if then is None else before
         stay = [x.at[group] for x in scratch.stay]
         if then is None:
             self.load_keys(group)
@@ -465,7 +464,7 @@ class ThreadBlock:
                 # Who we are is asked in each visit: what follows from it would be kept
                 # over all of them, and is more than registers have room for.
                 squares = Squares(self, lax.axis_index("wg"))
-                step = Step(self, squares, weights, since, is_careful)
+                step = Step(self, squares, weights, is_careful)
                 return step(at, is_full, after, *found), left, ahead
 
             start = carry, visits.start(), ahead
@@ -475,8 +474,11 @@ class ThreadBlock:
         start = before, waiting, *(zeros(*x.shape) for x in stay)
         count, waiting, dk, dv = gradient.over_heads(of_head, start)
         if gradient.is_pipelined:
+            assert then is None, (
+                "a visit asks whether it is the first of a thread block"
+            )
             squares = Squares(self, group)
-            pl.when(count > since)(partial(squares.hand_over, count - 1))
+            pl.when(count > 0)(partial(squares.hand_over, count - 1))
         if then is None:
             pl.when(count > 0)(partial(self.await_squares, group, waiting))
         self.arrive()

@@ -37,54 +37,50 @@ class Squares:
     group: Any
 
     def hand_over(
-        self, visit: Any, have_read: Any = None, is_there: Any = None
+        self, visit: Any, have_read: Any = None, is_there: Any = True
     ) -> None:
         """Those of a visit, to the warpgroup that adds them.
+
+        The tensor cores make them also where none was, of whatever is there, rather
+        than in a branch; nobody gets these.
 
         Args:
             visit: Its number, of those of the thread block.
             have_read: Runs when they are made.
-            is_there: Whether there was such a visit to this tile; None if there was.
+            is_there: Whether there was such a visit.
         """
-        when = pl.when(is_there) if is_there is not None else lambda body: body()
         numbers = range(self.block.kernel.squares)
-        when(self.block.await_others)
+        pl.when(is_there)(self.block.await_others)
+        found = self.make(numbers, visit)
+        if have_read is not None:
+            have_read()
 
-        def then(found: Any) -> None:
-            if have_read is not None:
-                have_read()
-
-            @when
-            def _() -> None:
-                pl.when(visit > 0)(partial(self.block.await_taken, self.group))
-                self.write(numbers, found)
-                plgpu.commit_smem()
-                plgpu.barrier_arrive(self.block.scratch.added.at[self.group])
-
-        self.make(numbers, visit, then)
+        @pl.when(is_there)
+        def _() -> None:
+            pl.when(visit > 0)(partial(self.block.await_taken, self.group))
+            self.write(numbers, found)
+            plgpu.commit_smem()
+            plgpu.barrier_arrive(self.block.scratch.added.at[self.group])
 
     def make_each(self, visit: Any, have_read: Any) -> None:
         """One after another, for this warpgroup to add; the first one has read all."""
         self.block.await_others()
         for n in range(self.block.kernel.squares):
-
-            def then(found: Any, n: int = n) -> None:
-                if n == 0:
-                    have_read()
-                self.write([n], found)
-
-            self.make([n], visit, then)
+            found = self.make([n], visit)
+            if n == 0:
+                have_read()
+            self.write([n], found)
         plgpu.commit_smem()
 
-    def make(self, numbers: Any, visit: Any, then: Any) -> None:
-        """`then(squares)` of some of a visit."""
+    def make(self, numbers: Any, visit: Any) -> list[Any]:
+        """Some of a visit, in registers."""
 
-        def run(*squares: Any) -> None:
+        def run(*squares: Any) -> list[Any]:
             self.start(numbers, visit, squares)
-            then([plgpu.wgmma_accumulator_load(x, wait_n=0) for x in squares])
+            return [plgpu.wgmma_accumulator_load(x, wait_n=0) for x in squares]
 
         square = plgpu.ACC((SQUARE, SQUARE), jnp.float32)
-        pl.run_scoped(run, *[square] * len(numbers))
+        return pl.run_scoped(run, *[square] * len(numbers))
 
     def start(self, numbers: Any, visit: Any, squares: Any) -> None:
         """The tensor cores start to make some."""
@@ -117,14 +113,12 @@ class Step:
         block: The thread block, of `mosaic_gpu_backward`.
         squares: What visits add to dq.
         weights: Those on the keys of this warpgroup.
-        since: Visits before the first of this tile.
         is_careful: Whether there may be what is rare.
     """
 
     block: Any
     squares: Squares
     weights: Weights
-    since: Any
     is_careful: bool
 
     @property
@@ -187,8 +181,7 @@ class Step:
         if after is not None:
             pl.when(count > 0)(partial(self.block.finish_adding, *waiting))
         elif self.block.gradient.is_pipelined:
-            before, is_there = jnp.maximum(count - 1, 0), count > self.since
-            self.squares.hand_over(before, is_there=is_there)
+            self.squares.hand_over(jnp.maximum(count - 1, 0), is_there=count > 0)
 
     def release(self, slot: Any, after: Any) -> None:
         """What has been read makes room for other queries."""
@@ -212,8 +205,9 @@ class Step:
         The tensor cores make both products at once, or, to leave registers to a mod
         that only adds, one after the other: ALiBi with 64 channels 305 TFLOP/s against
         250. Under a mod with a slope that is slower, soft cap 181 against 200, and also
-        where unseen keys need care. Without a mod and a mask, weights are made beside
-        the second one, as what the visit before adds to dq is beside the first.
+        where unseen keys need care. Where visits are pipelined, and without a mod,
+        weights are made beside the second one, as what the visit before adds to dq is
+        beside the first.
         """
         gradient = self.weights.gradient
         if gradient.is_linear:

@@ -14,8 +14,8 @@ queries in the same order, and those of the first keys start first, few wait.
 
 Under a mask, where no mod needs the registers, a thread block takes one tile after
 another (`mosaic_gpu_next_tiles`): keys, values and queries of the next arrive while dk
-and dv of this one leave. Without a mask, or under a mod that only adds, warpgroups make
-what a visit adds to dq during the next one: they do not wait for each other in between.
+and dv of this one leave. With neither mod nor mask, or under a mod that only adds, what
+a visit adds to dq is made during the next one, when the others have long exchanged ds.
 
 References:
     Dao, "FlashAttention-2", 2023, Algorithm 2.

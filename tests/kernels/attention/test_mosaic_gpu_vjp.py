@@ -1,6 +1,7 @@
 """Laws of the order in which rows of keys add to the gradient of queries."""
 
-from functools import partial
+from functools import partial, partialmethod
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 import pliax as px
 from pliax.kernels.attention import mosaic_gpu_limits, mosaic_gpu_vjp
-from pliax.kernels.attention.mosaic_gpu_backward_step import Squares
+from pliax.kernels.attention.mosaic_gpu_backward_step import Squares, Step
 from pliax.kernels.attention.mosaic_gpu_gradients import (
     Gradient,
     Weights,
@@ -195,20 +196,39 @@ def sees_nothing_in_places(T):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("mod", "mask", "D", "is_pipelined"), [
-    (None, None, 64, True), (None, None, 128, True), (None, None, 256, False),
-    (None, causal, 64, False), (None, causal, 128, False),
-    (alibi, None, 64, True), (alibi, causal, 64, True), (alibi, causal, 128, True),
-    (table, causal, 64, True), (soft_cap, causal, 64, False), (soft_cap, None, 128, False),
-    (alibi, sees_nothing_in_places, 64, False),  # what nobody sees needs care
+def fine_causal(T):
+    return px.create_block_mask(
+        lambda b, h, q, k: q >= k, None, None, T, T, block_size=64
+    )
+
+
+LATER, AT_ONCE, ITSELF = {True, "later"}, {True}, set()
+
+
+@pytest.mark.parametrize(("mod", "mask", "D", "when"), [
+    (None, None, 64, LATER), (None, None, 128, LATER), (None, None, 256, ITSELF),
+    (None, causal, 64, AT_ONCE), (None, causal, 128, AT_ONCE),
+    (alibi, None, 64, LATER), (alibi, causal, 64, LATER), (alibi, causal, 128, LATER),
+    (alibi, fine_causal, 64, ITSELF),  # no warpgroup to hand over to
+    (table, causal, 64, LATER), (soft_cap, causal, 64, AT_ONCE),
+    (soft_cap, None, 128, AT_ONCE),
+    (alibi, sees_nothing_in_places, 64, AT_ONCE),  # what nobody sees needs care
 ])  # fmt: skip
 def test_a_visit_hands_over_for_the_one_before_where_registers_have_room(
-    mod, mask, D, is_pipelined, monkeypatch
+    mod, mask, D, when, monkeypatch
 ):
-    asked = []
-    monkeypatch.setattr(
-        Squares, "hand_over", lambda self, *_, is_there=None: asked.append(is_there)
-    )
+    """It asks whether there is one; the last visit hands over for itself."""
+    asked, ways = set(), []
+
+    def hand_over(self, *_, is_there=True):
+        asked.add(True if is_there is True else "later")
+
+    monkeypatch.setattr(Squares, "hand_over", hand_over)
+    for name in ("beside", "from_statistics"):
+        way = partial(
+            lambda of, name, *x: ways.append(name) or of(*x), getattr(Step, name), name
+        )
+        monkeypatch.setattr(Step, name, partialmethod(way))
     attend = partial(
         px.flex_attention, score_mod=mod, block_mask=mask and mask(384),
         implementation="mosaic_gpu", kernel_options={"interpret": 1},
@@ -217,17 +237,35 @@ def test_a_visit_hands_over_for_the_one_before_where_registers_have_room(
     jax.make_jaxpr(lambda q, k, v, d: jax.vjp(attend, q, k, v)[1](d))(
         *arrays, arrays[0]
     )
-    assert any(x is not None for x in asked) == is_pipelined
+    assert asked == when
+    is_linear = mod is None and D < 256  # those have a kernel for each side
+    way = "beside" if when is LATER else "from_statistics"
+    assert set(ways) == ({way} if is_linear else set())
 
 
-@pytest.mark.parametrize(("mod", "mask", "T", "D"), [
-    (None, None, 300, 64), (None, None, 300, 128), (None, None, 64, 64),
-    (alibi, causal, 300, 64), (alibi, causal, 256, 128), (alibi, None, 320, 64),
-    (table, causal, 300, 64),
-    (lambda s, b, h, q, k: s - 1e9, causal, 256, 64),
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_the_visit_before_is_one_of_the_thread_block_and_none_before_the_first(
+    count, monkeypatch
+):
+    found = []
+    monkeypatch.setattr(
+        Squares, "hand_over", lambda self, n, is_there: found.append((n, is_there))
+    )
+    block = SimpleNamespace(gradient=SimpleNamespace(is_pipelined=True))
+    step = SimpleNamespace(block=block, squares=Squares(block, 0))
+    Step.meanwhile(step, None, jnp.int32(count), ())
+    ((before, is_there),) = found
+    assert (before, is_there) == (max(count - 1, 0), count > 0)
+
+
+@pytest.mark.parametrize(("mod", "mask", "T", "D", "heads"), [
+    (None, None, 300, 64, 2), (None, None, 300, 128, 2), (None, None, 64, 64, 1),
+    (alibi, causal, 300, 64, 2), (alibi, causal, 256, 128, 1), (alibi, None, 320, 64, 2),
+    (table, causal, 300, 64, 2),
+    (lambda s, b, h, q, k: s - 1e9, causal, 256, 64, 2),
 ])  # fmt: skip
 def test_gradients_are_the_same_bits_whichever_visit_hands_them_over(
-    mod, mask, T, D, monkeypatch
+    mod, mask, T, D, heads, monkeypatch
 ):
     """Also where queries of several heads visit the keys that they share."""
 
@@ -242,7 +280,7 @@ def test_gradients_are_the_same_bits_whichever_visit_hands_them_over(
 
         return jax.grad(loss, (0, 1, 2))(*arrays)
 
-    arrays, mask = gaussians(T, D, jnp.bfloat16, heads=2), mask and mask(T)
+    arrays, mask = gaussians(T, D, jnp.bfloat16, heads), mask and mask(T)
     pipelined = found(arrays, mask)
     monkeypatch.setattr(Gradient, "is_pipelined", False)
     jax.clear_caches()
