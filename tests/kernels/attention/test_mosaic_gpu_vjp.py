@@ -2,6 +2,7 @@
 
 from functools import partial, partialmethod
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -252,7 +253,7 @@ def test_the_visit_before_is_one_of_the_thread_block_and_none_before_the_first(
         Squares, "hand_over", lambda self, n, is_there: found.append((n, is_there))
     )
     block = SimpleNamespace(gradient=SimpleNamespace(is_pipelined=True))
-    step = SimpleNamespace(block=block, squares=Squares(block, 0))
+    step: Any = SimpleNamespace(block=block, squares=Squares(block, 0))
     Step.meanwhile(step, None, jnp.int32(count), ())
     ((before, is_there),) = found
     assert (before, is_there) == (max(count - 1, 0), count > 0)
