@@ -458,9 +458,9 @@ class ThreadBlock:
                 at, is_full, left = visits.next(i, left)
                 after = None
                 if not config.has_mover:
-                    then = i + config.stages
-                    tile, _, ahead = visits.next(then, ahead)
-                    after = then < visits.total, tile
+                    number = i + config.stages
+                    tile, _, ahead = visits.next(number, ahead)
+                    after = number < visits.total, tile
                 # Who we are is asked in each visit: what follows from it would be kept
                 # over all of them, and is more than registers have room for.
                 squares = Squares(self, lax.axis_index("wg"))
@@ -473,29 +473,39 @@ class ThreadBlock:
         waiting = () if config.has_mover else (i32(0),) * 3
         start = before, waiting, *(zeros(*x.shape) for x in stay)
         count, waiting, dk, dv = gradient.over_heads(of_head, start)
-        if gradient.is_pipelined:
-            assert then is None, (
-                "a visit asks whether it is the first of a thread block"
-            )
-            squares = Squares(self, group)
-            pl.when(count > 0)(partial(squares.hand_over, count - 1))
-        if then is None:
-            pl.when(count > 0)(partial(self.await_squares, group, waiting))
-        self.arrive()
-        self.await_others()  # who have read our keys
+        self.finish_visits(group, count, waiting, is_only=then is None)
         heard = None
         if then is not None:
             heard = self.load_next(group, then)
             twin = lax.rem(count, i32(scratch.d_keys.shape[0]))  # nobody reads it now
             stay = [scratch.d_keys.at[twin, group, n] for n in (0, 1)]
-        gradients = dk * gradient.call.scale, dv
+        self.store(group, (dk * gradient.call.scale, dv), stay)
+        return count, heard
+
+    def finish_visits(
+        self, group: Any, count: Any, waiting: Any, *, is_only: bool
+    ) -> None:
+        """Hands over what the last visit adds to dq, until all have read our keys.
+
+        Of a thread block's only tile also until that may be overwritten.
+        """
+        if self.gradient.is_pipelined:
+            assert is_only, "a visit asks whether it is the first of a thread block"
+            squares = Squares(self, group)
+            pl.when(count > 0)(partial(squares.hand_over, count - 1))
+        if is_only:
+            pl.when(count > 0)(partial(self.await_squares, group, waiting))
+        self.arrive()
+        self.await_others()
+
+    def store(self, group: Any, gradients: Any, buffers: Any) -> None:
+        """Both gradients of the keys, by way of shared memory."""
         outputs = self.outputs[:2]
-        for x, buffer, out in zip(gradients, stay, outputs, strict=True):
-            buffer[...] = x.astype(gradient.dtype)
+        for x, buffer, out in zip(gradients, buffers, outputs, strict=True):
+            buffer[...] = x.astype(self.gradient.dtype)
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(buffer, out.at[self.rows_of(group)])
         await_copies_read()
-        return count, heard
 
     def load_next(self, group: Any, then: Any) -> Any:
         """Keys and values of the next tile, whose number it returns."""
