@@ -491,6 +491,22 @@ def test_all_kinds_are_compiled_for_a_gpu(kind, sizes):
     assert "mosaic_gpu" in lowered.as_text()
 
 
+def test_a_gram_matrix_and_a_polynomial_of_it_are_one_kernel():
+    X = jax.ShapeDtypeStruct((3, 256, 256), BF16)
+    factors = jax.ShapeDtypeStruct((3, 3), jnp.float32)
+
+    def both(X, factors):
+        gram = Kind(True, "right", has_scale=False)
+        A = mosaic_gpu.add_product(X, X, X, factors, kind=gram, interpret=False)
+        commute = Kind(True)
+        return mosaic_gpu.add_product(A, A, A, factors, kind=commute, interpret=False)
+
+    lowered = jax.jit(both).trace(X, factors).lower(lowering_platforms=("cuda",))
+    text = lowered.as_text()
+    assert text.count("call @_add_product") == 2
+    assert text.count("stablehlo.custom_call @mosaic_gpu") == 1
+
+
 # --- which implementation -------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from hypothesis import given, settings, strategies as st
 import pliax as px
 from pliax.core.manual_axes import may_be_partitioned
 from pliax.kernels.look_ahead import api as look_ahead_api
+from pliax.kernels.matrix_products import backends
 from pliax.optim import execution as execution_module, stacks
 from pliax.optim.execution import padded_sides
 from pliax.optim.newton_schulz import NewtonSchulz, choose_iteration
@@ -111,7 +112,7 @@ def hopper(monkeypatch):
     """One such GPU as far as Muon sees, whose kernels are formulas on a CPU."""
     monkeypatch.setattr(jax, "device_count", lambda *_: 1)
     monkeypatch.setattr(look_ahead_api, "refused_device", lambda: None)
-    monkeypatch.setattr(execution_module, "refused_device", lambda: None)
+    monkeypatch.setattr(backends, "refused_device", lambda: None)
 
 
 @pytest.mark.usefixtures("hopper")
@@ -126,6 +127,24 @@ def test_sides_filled_with_zeros_to_whole_pieces_are_cut_off(shape, method):
     assert widths & {640, 1024}
     single = run(px.optim.muon(RATE, execution="per_matrix", **options), params)
     assert_same(run(stacked, params), single, error=1e-2)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("method", ["standard", "gram"])
+def test_all_symmetric_products_of_square_matrices_are_one_kernel(monkeypatch, method):
+    iteration = choose_iteration(method=method)
+    G = jax.ShapeDtypeStruct((24, 512, 512), jnp.bfloat16)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # steps are unrolled
+    traced = jax.jit(lambda G: iteration(G)).trace(G)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @mosaic_gpu") == 2  # and X with the polynomial
+
+
+def test_a_gram_matrix_with_an_addend_that_nobody_needs_is_the_same(request):
+    G, how = array(0, 3, 20, 20), choose_iteration()
+    wanted = how(G)
+    request.getfixturevalue("hopper")
+    np.testing.assert_array_equal(how(G), wanted)
 
 
 @pytest.mark.usefixtures("hopper")

@@ -14,7 +14,7 @@ References:
     Thakkar et al., "CUTLASS", 2023, the ping-pong schedule for Hopper.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -52,6 +52,23 @@ def add_product(
 
     A or B is given as its transpose if the kind says so.
     """
+    return _add_product(A, B, C, factors, kind=_simplest(kind), interpret=interpret)
+
+
+def _simplest(kind: Kind) -> Kind:
+    """With as few differences as the kernel knows: each kernel is traced and compiled.
+
+    Factors that commute, so that their product is symmetric, are so themselves.
+    """
+    if kind.is_symmetric and kind.transposed is None:
+        kind = replace(kind, transposed="right")
+    return replace(kind, has_scale=True)
+
+
+@partial(jax.jit, static_argnames=("kind", "interpret"))
+def _add_product(
+    A: Array, B: Array, C: Array | None, factors: Array, *, kind: Kind, interpret: bool
+) -> Array:
     rows, columns, _ = kind.sizes(A, B)
     A, B, C = _padded(A), _padded(B), None if C is None else _padded(C)
     L, (M, N, K) = len(A), kind.sizes(A, B)
