@@ -20,9 +20,9 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array
 
-from pliax.core.manual_axes import varying_axes
+from pliax.core.manual_axes import may_be_partitioned, varying_axes
 from pliax.kernels import look_ahead
-from pliax.kernels.matrix_products import may_be_fused
+from pliax.kernels._hopper import refused_device
 
 from .matrix_axes import MatrixAxes, matrices
 from .momentum import Momentum
@@ -265,5 +265,7 @@ def in_one_pass(
 
 def padded_sides(sides: tuple[int, ...], how: NewtonSchulz) -> tuple[int, ...]:
     """Of matrices in a stack, filled with zeros where products gain by that."""
-    gains = how.bears_zeros and may_be_fused(how.dtype)
-    return whole_pieces(sides) if gains else sides
+    may_be_fused = how.bears_zeros and how.dtype == jnp.bfloat16
+    if may_be_fused and not may_be_partitioned() and refused_device() is None:
+        return whole_pieces(sides)
+    return sides

@@ -26,8 +26,8 @@ from jaxtyping import Array, ArrayLike, Float, Integer, Real
 
 from pliax.kernels.matrix_products import (
     add_matmul,
+    gram_is_fused,
     matmul,
-    may_be_fused,
     rounded,
     symmetric_matmul,
 )
@@ -218,7 +218,7 @@ def _standard(
     def step(i: Any, X: Array, scale: Any = 1.0) -> Array:
         a, b, c = iteration.step(i)
         A = _smaller_gram(X, scale * scale)
-        B = add_matmul(A, A, A, alpha=c, beta=b, commute=True, precision=PRECISION)
+        B = _polynomial(A, b, c)
         return add_matmul(
             *_sides(B, X), X, alpha=scale, beta=a * scale, precision=PRECISION
         )
@@ -270,11 +270,19 @@ def _several_steps(X: Array, steps: range, iteration: NewtonSchulz) -> Array:
 def _smaller_gram(X: Float[Array, "*L M N"], alpha: Any = 1.0) -> Array:
     """X X^T or X^T X, times alpha."""
     M, N = X.shape[-2:]
-    if M == N and may_be_fused(X.dtype):
-        # By the kernel that makes B of A: one of its own is 1 s more to trace and 0.7
-        # to compile (H200), where an addend nobody needs takes 2 us of 42.
+    if M == N and gram_is_fused(X):
+        # By the kernel of `_polynomial`: one of its own takes 1 s more to trace and 0.7
+        # to compile, where an addend that nobody needs takes 2 of 42 us (24 matrices of
+        # (896, 896), one H200).
         return symmetric_matmul(X, X, alpha=alpha, beta=0.0, precision=PRECISION)
     return symmetric_matmul(X, alpha=alpha, transpose=M > N, precision=PRECISION)
+
+
+def _polynomial(A: Float[Array, "*L M M"], b: Any, c: Any) -> Array:
+    """The sum b A + c A A, of a symmetric A."""
+    if gram_is_fused(A):  # A is symmetric to the last bit, so that A A is A A^T
+        return symmetric_matmul(A, A, alpha=c, beta=b, precision=PRECISION)
+    return add_matmul(A, A, A, alpha=c, beta=b, commute=True, precision=PRECISION)
 
 
 def _sides(P: Array, X: Float[Array, "*L M N"]) -> tuple[Array, Array]:

@@ -15,7 +15,13 @@ from jax.test_util import check_grads
 import pliax as px
 from pliax.core.manual_axes import program_of_one_device
 from pliax.kernels._backends import choose
-from pliax.kernels.matrix_products import add_matmul, backends, mosaic_gpu, schedules
+from pliax.kernels.matrix_products import (
+    add_matmul,
+    backends,
+    gram_is_fused,
+    mosaic_gpu,
+    schedules,
+)
 from pliax.kernels.matrix_products.backends import Arguments, Kind
 
 
@@ -491,15 +497,14 @@ def test_all_kinds_are_compiled_for_a_gpu(kind, sizes):
     assert "mosaic_gpu" in lowered.as_text()
 
 
-def test_a_gram_matrix_and_a_polynomial_of_it_are_one_kernel():
+def test_a_kernel_with_and_without_a_factor_is_lowered_once():
     X = jax.ShapeDtypeStruct((3, 256, 256), BF16)
     factors = jax.ShapeDtypeStruct((3, 3), jnp.float32)
 
     def both(X, factors):
-        gram = Kind(True, "right", has_scale=False)
-        A = mosaic_gpu.add_product(X, X, X, factors, kind=gram, interpret=False)
-        commute = Kind(True)
-        return mosaic_gpu.add_product(A, A, A, factors, kind=commute, interpret=False)
+        kinds = (Kind(True, "right", has_scale=x) for x in (False, True))
+        run = partial(mosaic_gpu.add_product, X, X, X, factors, interpret=False)
+        return [run(kind=kind) for kind in kinds]
 
     lowered = jax.jit(both).trace(X, factors).lower(lowering_platforms=("cuda",))
     text = lowered.as_text()
@@ -522,6 +527,15 @@ def chosen(shape, dtype=BF16, has_addend=False):
     C = X if has_addend else None
     arguments = Arguments((X, X, C), (), Kind(True, "right"), {})
     return choose("it", backends.BACKENDS, arguments, None).name
+
+
+@pytest.mark.parametrize("shape", [(24, 896, 896), (896, 896), (20, 512, 512)])
+def test_whether_a_gram_matrix_is_fused_is_what_is_chosen_for_it(shape, request):
+    X = jax.ShapeDtypeStruct(shape, BF16)
+    assert not gram_is_fused(X)
+    request.getfixturevalue("hopper")
+    assert gram_is_fused(X) == (chosen(shape) == "mosaic_gpu")
+    assert not gram_is_fused(jax.ShapeDtypeStruct(shape, jnp.float32))
 
 
 @pytest.mark.usefixtures("hopper")

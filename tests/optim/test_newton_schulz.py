@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,6 +8,7 @@ from helpers import assert_error_rule, equations
 from hypothesis import given, settings, strategies as st
 
 from pliax.kernels.look_ahead.api import squared
+from pliax.optim import newton_schulz
 from pliax.optim.coefficients import COEFFICIENTS, NAMED_COEFFICIENTS
 from pliax.optim.execution import choose_execution
 from pliax.optim.matrix_axes import LAYOUTS
@@ -166,6 +169,27 @@ def test_of_a_stack_each_matrix_is_divided_by_its_norm(shape):
     np.testing.assert_array_equal(found == 0, divided == 0)
     for one, other in zip(found, divided, strict=True):
         np.testing.assert_allclose(float64(one), float64(other), atol=0.03)
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    """Programs as for stacks whose symmetric products are fused, by XLA's formula."""
+    monkeypatch.setattr(newton_schulz, "gram_is_fused", lambda X: True)
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24), (32, 32)])
+@pytest.mark.parametrize("method", ["standard", "gram"])
+def test_products_that_share_a_kernel_are_the_same(shape, method, request):
+    magnitudes = jnp.asarray([1e-3, 0, 1, 1e5, 3e-20, 3e19, 1e30, 7])[:, None, None]
+    G = [emulation.well_conditioned(n, *shape) for n in range(len(magnitudes))]
+    G = jnp.asarray(np.stack(G)) * magnitudes
+    G = jnp.concatenate([G, G[:2].at[:, 1, 1].set(jnp.array([jnp.nan, jnp.inf]))])
+    functions = of_squares, orthogonalize
+    wanted = [jax.jit(lambda G, f=f: f(G, method=method))(G) for f in functions]
+    request.getfixturevalue("fused")
+    found = [jax.jit(lambda G, f=f: f(G, method=method))(G) for f in functions]
+    for x, y in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(float64(x), float64(y))
 
 
 def test_the_least_norm_may_be_an_array():
@@ -395,6 +419,25 @@ def test_gram_errs_no_more_than_twice_the_standard_method(coefficients, low):
             {"coefficients": coefficients, "method": "gram"},
         )
     )
+    assert gram <= 2 * standard
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fused")
+@pytest.mark.parametrize("shape", [(128, 256), (256, 128), (128, 128)])
+def test_so_it_does_by_the_fused_kernel(shape, monkeypatch):
+    options = {"implementation": "mosaic_gpu", "kernel_options": {"interpret": 1}}
+    for name in ("symmetric_matmul", "add_matmul"):
+        run = partial(getattr(newton_schulz, name), **options)
+        monkeypatch.setattr(newton_schulz, name, run)
+    G = emulation.well_conditioned(3, *shape)
+    golden = emulation.newton_schulz(G, rounding=emulation.exactly)
+    plain = emulation.mean_error(emulation.newton_schulz(G), golden)
+    standard, gram = (
+        emulation.mean_error(orthogonalize(jnp.asarray(G), method=method), golden)
+        for method in ("standard", "gram")
+    )
+    assert standard <= 1.1 * plain
     assert gram <= 2 * standard
 
 

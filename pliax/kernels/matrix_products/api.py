@@ -139,6 +139,12 @@ def add_matmul(
     return derivatives.added(static, A, B, C, factors)
 
 
+def gram_is_fused(X: Any) -> bool:
+    """Whether X X^T takes the fused kernel, of X of this shape and dtype."""
+    arguments = Arguments((X, X, None), (), Kind(True, "right"), {})
+    return choose("symmetric_matmul", BACKENDS, arguments, None).name != "xla"
+
+
 # --- boundary -------------------------------------------------------------------------
 
 

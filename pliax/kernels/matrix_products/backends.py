@@ -200,12 +200,6 @@ def _is_explicit(arguments: Arguments) -> bool:
     return any(jax.typeof(x).sharding.mesh.explicit_axes for x in given)
 
 
-def may_be_fused(dtype: Any) -> bool:
-    """Whether the fused kernel may be the default here, for matrices that gain."""
-    is_half = dtype in (jnp.bfloat16, jnp.float16)
-    return is_half and not may_be_partitioned() and refused_device() is None
-
-
 def _refused_unless_named(arguments: Arguments) -> str | None:
     """Where the fused kernel is not the default, though it runs."""
     if (reason := _refused_by_mosaic_gpu(arguments)) is not None:

@@ -52,17 +52,8 @@ def add_product(
 
     A or B is given as its transpose if the kind says so.
     """
-    return _add_product(A, B, C, factors, kind=_simplest(kind), interpret=interpret)
-
-
-def _simplest(kind: Kind) -> Kind:
-    """With as few differences as the kernel knows: each kernel is traced and compiled.
-
-    Factors that commute, so that their product is symmetric, are so themselves.
-    """
-    if kind.is_symmetric and kind.transposed is None:
-        kind = replace(kind, transposed="right")
-    return replace(kind, has_scale=True)
+    kind = replace(kind, has_scale=True)  # it has: a kernel less to trace and compile
+    return _add_product(A, B, C, factors, kind=kind, interpret=interpret)
 
 
 @partial(jax.jit, static_argnames=("kind", "interpret"))
