@@ -280,7 +280,7 @@ def _smaller_gram(X: Float[Array, "*L M N"], alpha: Any = 1.0) -> Array:
 
 def _polynomial(A: Float[Array, "*L M M"], b: Any, c: Any) -> Array:
     """The sum b A + c A A, of a symmetric A."""
-    if gram_is_fused(A):  # A is symmetric to the last bit, so that A A is A A^T
+    if gram_is_fused(A):  # A A is A A^T, of which square matrices have the kernel
         return symmetric_matmul(A, A, alpha=c, beta=b, precision=PRECISION)
     return add_matmul(A, A, A, alpha=c, beta=b, commute=True, precision=PRECISION)
 

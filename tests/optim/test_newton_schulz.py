@@ -425,7 +425,9 @@ def test_gram_errs_no_more_than_twice_the_standard_method(coefficients, low):
 @pytest.mark.slow
 @pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("shape", [(128, 256), (256, 128), (128, 128)])
-def test_so_it_does_by_the_fused_kernel(shape, monkeypatch):
+def test_gram_by_the_fused_kernel_errs_no_more_than_twice_the_standard_method(
+    shape, monkeypatch
+):
     options = {"implementation": "mosaic_gpu", "kernel_options": {"interpret": 1}}
     for name in ("symmetric_matmul", "add_matmul"):
         run = partial(getattr(newton_schulz, name), **options)

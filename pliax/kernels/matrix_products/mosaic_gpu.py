@@ -52,7 +52,8 @@ def add_product(
 
     A or B is given as its transpose if the kind says so.
     """
-    kind = replace(kind, has_scale=True)  # it has: a kernel less to trace and compile
+    # The kernel has a factor anyway: kinds that differ in that alone share it.
+    kind = replace(kind, has_scale=True)
     return _add_product(A, B, C, factors, kind=kind, interpret=interpret)
 
 
