@@ -27,13 +27,6 @@ def pack(query: Float[Array, "B T H D"], group: int) -> Float[Array, "B K R D"]:
     return x.transpose(0, 2, 1, 3, 4).reshape(B, H // group, T * group, D)
 
 
-def unpack(x: Float[Array, "B K R ..."], group: int) -> Float[Array, "B T H ..."]:
-    """Results of rows as results of queries."""
-    B, K, rows, *rest = x.shape
-    x = x.reshape(B, K, rows // group, group, *rest)
-    return x.swapaxes(1, 2).reshape(B, rows // group, K * group, *rest)
-
-
 def pack_mod(mod: ClosedFunction | None, group: int) -> ClosedFunction | None:
     """A mod that is asked about key heads and rows."""
     if mod is None or group == 1:

@@ -22,8 +22,9 @@ of keys beside the keys, is 1.13 to 1.3 times as fast for packed documents, 1.09
 for windows, and 0.98 (causal, 16,384 tokens of 64 channels) to 1.08 for all others.
 
 Of few queries (`parts`) the list of a thread block is cut into parts, which different
-ones take, and their warpgroups share the rows: visit i is that of warpgroup i mod 2.
-Each leaves its sums in float32, to be merged.
+ones take, and their warpgroups share the rows: visit i is that of warpgroup i mod 2,
+and the first joins what they have found. Each thread block leaves its sums in float32,
+to be merged.
 
 References:
     Dao, "FlashAttention-2", 2023, Algorithm 1.
@@ -211,8 +212,10 @@ def parts(
     scale: float,
     interpret: bool = False,
     splits: int | None = None,
-) -> tuple[Float[Array, "P B H T V"], Float[Array, "P B H T"], Float[Array, "P B H T"]]:
-    """Sums over parts of the keys, for `merge`: output, maximum and sum of weights.
+) -> tuple[Float[Array, "P B H R V"], Float[Array, "P B H S"], Float[Array, "P B H S"]]:
+    """Sums over parts of the keys, to be merged: output, maximum and sum of weights.
+
+    There may be more rows than queries, which say nothing.
 
     Args:
         arrays: Queries by head, (B, H, T, D), and keys and values, (B, S, H, D).
@@ -234,9 +237,10 @@ def parts(
         blocks = B * H * -(-T // config.span)
         splits = splits_of(blocks, -(-key.shape[1] // config.columns))
     run = _kernel(call, config, score_mod, block_mask, room, splits=splits)
-    found = (x.reshape(-1, B, *x.shape[1:]) for x in run(query, key, value))
-    out, maximum, total = (x[:, :, :, :T] for x in found)
-    return out[..., : arrays[2].shape[3]], maximum, total
+    out, maximum, total = (
+        x.reshape(-1, B, *x.shape[1:]) for x in run(query, key, value)
+    )
+    return out, maximum, total
 
 
 def _kernel(
@@ -324,7 +328,7 @@ class _Forward:
         arrays = (query, key, value), tuple(lists), *mods
         leaves, tree = jax.tree.flatten(arrays)
         rows = self.tiles * config.span  # a tile's are copied without limits
-        copies = B if self.splits is None else self.splits * config.takers * B
+        copies = B if self.splits is None else self.splits * B
         by_row = (copies, rows, H) if self.is_inference else (copies, H, rows)
         statistic = jax.ShapeDtypeStruct(by_row, jnp.float32)
         out = query.dtype if self.splits is None else jnp.dtype(jnp.float32)

@@ -2,7 +2,7 @@
 
     query heads  ->  rows of their key head      (`head_packing`, where it can be)
     key blocks   ->  parts, a thread block each  (`mosaic_gpu.parts`)
-    sums         ->  one result                  (`merging`)
+    sums         ->  one result                  (`mosaic_gpu_merging`)
 
 So all multiprocessors read the keys, and each key is read once. Lengths are data: parts
 are cut from the lists of the mask, of equal length whatever a cache has filled.
@@ -15,9 +15,10 @@ from jaxtyping import Array
 
 from . import mosaic_gpu
 from .block_mask import BlockMask
-from .head_packing import pack, pack_mask, pack_mod, unpack
-from .merging import FEW, merge
+from .head_packing import pack, pack_mask, pack_mod
+from .merging import FEW
 from .mosaic_gpu_limits import refused_packing
+from .mosaic_gpu_merging import Parts, merge
 
 
 def forward(
@@ -37,11 +38,12 @@ def forward(
     group = 1 if is_refused else query.shape[2] // key.shape[2]
     given = pack(query, group), key, value
     mods = pack_mod(score_mod, group), pack_mask(block_mask, group)
-    parts = mosaic_gpu.parts(given, *mods, splits=splits, **static)
-    out, *statistics = merge(parts)
-    results = out.astype(query.dtype), *statistics
-    out, lse, maximum, log_sum = (unpack(x, group) for x in results)
-    return out, lse, maximum, log_sum
+    parts = Parts(*mosaic_gpu.parts(given, *mods, splits=splits, **static))
+    interpret = static.get("interpret", False)
+    out, lse, maximum, log_sum = merge(
+        parts, query.shape[1], group, query.dtype, interpret=interpret
+    )
+    return out[..., : value.shape[3]], lse, maximum, log_sum
 
 
 def inference(

@@ -16,8 +16,11 @@ from jax import lax
 from pliax.core._jax import store_rows, take_number
 
 from .mosaic_gpu_conditions import Condition, all_meet, hide
+from .mosaic_gpu_merging import join
 from .mosaic_gpu_next_tiles import NextTiles
 from .mosaic_gpu_tiles import (
+    ROW,
+    TILE,
     ModOnTile,
     Tile,
     Verdict,
@@ -347,18 +350,15 @@ class ThreadBlock:
         if not self.kernel.config.takes_turns:
             return
 
-        def turn() -> None:
-            plgpu.barrier_arrive(self.scratch.turn)
-            plgpu.barrier_wait(self.scratch.turn)
-
-        turn() if condition is None else pl.when(condition)(turn)
+        self.meet() if condition is None else pl.when(condition)(self.meet)
 
     def store(self, group: Any, place: Any, acc: Any, top: Any, total: Any) -> None:
         """Results of whole rows, or the sums of a part."""
         if self.kernel.is_linear:
             top = top * self.kernel.call.scale
         if self.kernel.splits is not None:
-            self.put(group, self.of_part(group, place), acc, top, total)
+            put = self.put_joined if self.kernel.config.shares_rows else self.put
+            put(group, self.of_part(place), acc, top, total)
             return
         is_empty = total == 0
         some = jnp.where(is_empty, 1.0, total)
@@ -372,13 +372,49 @@ class ThreadBlock:
             return
         self.put(group, place, acc, top, log_sum)
 
-    def of_part(self, group: Any, place: Any) -> Any:
-        """Where the sums of a warpgroup are: parts stand where sequences do."""
-        (b, h, first), config = place, self.kernel.config
-        part = lax.axis_index("parts")
-        if config.shares_rows:
-            part = part * config.takers + group
-        return part * self.kernel.call.sizes["b"] + b, h, first
+    def of_part(self, place: Any) -> Any:
+        """Where the sums of a part are: parts stand where sequences do."""
+        b, h, first = place
+        return lax.axis_index("parts") * self.kernel.call.sizes["b"] + b, h, first
+
+    def put_joined(self, group: Any, place: Any, *sums: Any) -> None:
+        """Copies what all warpgroups have found for the same rows, as one part."""
+        shape = sums[0].shape
+
+        @pl.when(group > 0)
+        def _() -> None:
+            self.keep(group, *sums)
+            self.meet()
+            self.meet()
+
+        @pl.when(group == 0)
+        def _() -> None:
+            self.meet()
+            others = map(self.kept, range(1, self.kernel.config.groups))
+            joined = join(
+                [sums, *others], lambda x: lax.broadcast_in_dim(x, shape, [0])
+            )
+            self.meet()
+            self.put(group, place, *joined)
+
+    def meet(self) -> None:
+        """Waits for the other warpgroups that compute."""
+        plgpu.barrier_arrive(self.scratch.turn)
+        plgpu.barrier_wait(self.scratch.turn)
+
+    def keep(self, group: Any, acc: Any, *statistics: Any) -> None:
+        """Leaves what a warpgroup has found in shared memory."""
+        out = self.scratch.output.at[group]
+        out[...] = acc.astype(out.dtype)
+        for n, x in enumerate(statistics):
+            self.scratch.statistics.at[n, group][...] = x
+        plgpu.commit_smem()
+
+    def kept(self, group: int) -> tuple[Any, Any, Any]:
+        """What a warpgroup has left there: output, maximum and sum of its rows."""
+        load = partial(plgpu.load, layout=ROW, optimized=False)
+        top, total = (load(self.scratch.statistics.at[n, group]) for n in (0, 1))
+        return plgpu.load(self.scratch.output.at[group], layout=TILE), top, total
 
     def put(self, group: Any, place: Any, acc: Any, *statistics: Any) -> None:
         """Copies what a warpgroup has found."""
@@ -387,10 +423,7 @@ class ThreadBlock:
         out = scratch.output.at[group]
         if self.kernel.is_persistent:  # what it found for the tile before is on its way
             await_copies_read()
-        out[...] = acc.astype(out.dtype)
-        for n, x in enumerate(statistics):
-            scratch.statistics.at[n, group][...] = x
-        plgpu.commit_smem()
+        self.keep(group, acc, *statistics)
         plgpu.copy_smem_to_gmem(out, self.outputs[0].at[self.kernel.rows(*place)])
         for n, _ in enumerate(statistics):
             there = self.outputs[1 + n].at[b, h, rows]

@@ -17,7 +17,7 @@ import pliax as px
 from pliax.kernels import masks, mods, paging
 from pliax.kernels.attention import mosaic_gpu_decoding, mosaic_gpu_limits
 from pliax.kernels.attention.configs import decoding_config, splits as splits_of
-from pliax.kernels.attention.head_packing import pack, unpack
+from pliax.kernels.attention.head_packing import pack
 from pliax.kernels.attention.mosaic_gpu_visits import Visits
 
 
@@ -244,7 +244,6 @@ def test_rows_are_query_heads_of_their_key_head():
     query = jnp.arange(2.0 * 3 * 8).reshape(2, 3, 8, 1)
     rows = pack(query, 4)
     assert rows.shape == (2, 2, 12, 1) and rows[1, 1, 7, 0] == query[1, 1, 7, 0]
-    np.testing.assert_array_equal(unpack(rows, 4), query)
 
 
 # --- caches ---------------------------------------------------------------------------

@@ -1,0 +1,140 @@
+"""Parts of the keys as one result, as `merging.merge`, in one kernel of Mosaic GPU.
+
+A thread block has a row of queries of a key head, each of its threads some channels.
+The parts of a row are loaded many at once, and each joins those before it:
+
+    m' = max(m, m_i),  l = l exp(m - m') + l_i exp(m_i - m'),  o likewise
+
+Results are written where users want them, the heads of a tile apart again: XLA would
+merge in two kernels and move heads in a third (one H200, 132 parts of 8 rows of two
+heads: 5.6 us, and 1.2 more for each start).
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import add
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from pliax.core._jax import store_rows
+from pliax.core.manual_axes import vary, varying_axes
+
+from .mosaic_gpu_tiles import ROW, i32
+from .row_statistics import LOG2E
+
+
+AT_ONCE = 64  # parts whose loads are on their way together
+_THREADS = 128
+
+
+class Parts(NamedTuple):
+    """Sums over parts of the keys, for rows of which some may be behind the last query.
+
+    Attributes:
+        out: Unnormalised outputs.
+        maximum: Of scores.
+        total: Sums of weights.
+    """
+
+    out: Float[Array, "P B K R V"]
+    maximum: Float[Array, "P B K S"]
+    total: Float[Array, "P B K S"]
+
+
+def merge(
+    parts: Parts, queries: int, group: int, dtype: Any, *, interpret: bool
+) -> tuple[Array, Array, Array, Array]:
+    """All parts as one result, and what was rows of key heads as query heads.
+
+    Args:
+        parts: Row t G + g of key head n is query t of head n G + g.
+        queries: How many there are, T.
+        group: Query heads of a key head, G.
+        dtype: Of the output.
+        interpret: Whether JAX's interpreter runs the kernel.
+
+    Returns:
+        Output (B, T, H, V), log-sum-exp, maximum and logarithm of the sum (B, T, H).
+    """
+    _, B, K, _, V = parts.out.shape
+    shape = B, queries, K * group
+    statistic = jax.ShapeDtypeStruct(shape, jnp.float32)
+    kw: Any = {"interpret": plgpu.InterpretGPUParams()} if interpret else {}
+    run = plgpu.kernel(
+        partial(_merge_row, group),
+        out_type=[jax.ShapeDtypeStruct((*shape, V), dtype), *[statistic] * 3],
+        grid=(B * queries * K * group,),
+        grid_names=("rows",),
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        **kw,
+    )
+    out, lse, maximum, log_sum = vary(run(*parts), varying_axes(parts))
+    return out, lse, maximum, log_sum
+
+
+def _merge_row(group: int, *refs: Any) -> None:
+    """What a thread block does; `refs` are the fields of `Parts`, then the results."""
+    parts, (out, *statistics) = Parts(*refs[:3]), refs[3:]
+    (b, t, h), rows = _place(lax.axis_index("rows"), out.shape[:3]), i32(group)
+    row = b, lax.div(h, rows), t * rows + lax.rem(h, rows)
+    acc, top, total = _sum(parts, row)
+    is_empty = total == 0
+    some = jnp.where(is_empty, 1.0, total)
+    store_rows(out.at[b, t, h], (acc * (1 / some)).astype(out.dtype))
+    log_sum = jnp.log2(some) * (1 / LOG2E)
+    lse = jnp.where(is_empty, -jnp.inf, top + log_sum)
+    for ref, x in zip(statistics, (lse, top, log_sum), strict=True):
+        ref[b, t, h] = x
+
+
+def _place(n: Any, sizes: Sequence[int]) -> tuple[Any, Any, Any]:
+    """The n-th of all places in an array of three axes."""
+    _, T, H = map(i32, sizes)
+    row, h = lax.div(n, H), lax.rem(n, H)
+    return lax.div(row, T), lax.rem(row, T), h
+
+
+def _sum(parts: Parts, row: Any) -> tuple[Any, Any, Any]:
+    """Unnormalised output, maximum and sum of a row."""
+    (count, *_, V), step = parts.out.shape, partial(_join_parts, parts, row)
+    layout = plgpu.Layout.WG_STRIDED((V,), 1) if V % _THREADS == 0 else ROW
+    zero = plgpu.layout_cast(jnp.zeros(V, jnp.float32), layout)
+    carry = zero, jnp.float32(-jnp.inf), jnp.float32(0)
+    whole, rest = divmod(count, AT_ONCE)
+    many = lambda n, carry: step(n * AT_ONCE, AT_ONCE, layout, carry)  # noqa: E731
+    carry = lax.fori_loop(i32(0), i32(whole), many, carry)
+    return step(i32(whole * AT_ONCE), rest, layout, carry) if rest else carry
+
+
+def _join_parts(
+    parts: Parts, row: Any, first: Any, count: int, layout: Any, carry: Any
+) -> tuple[Any, Any, Any]:
+    """So many parts join those before them."""
+    numbers = [first + n for n in range(count)]
+    load: Any = partial(plgpu.load, layout=layout, optimized=False)
+    outs = [load(parts.out.at[(n, *row)]) for n in numbers]
+    rest = [(parts.maximum[(n, *row)], parts.total[(n, *row)]) for n in numbers]
+    found = [(out, *statistics) for out, statistics in zip(outs, rest, strict=True)]
+    return join([carry, *found], lambda share: share)
+
+
+def join(
+    parts: Sequence[tuple[Any, Any, Any]], spread: Callable[[Any], Any]
+) -> tuple[Any, Any, Any]:
+    """Output, maximum and sum over the keys of all parts, of each of which it is told.
+
+    In registers, of a row or of a tile of rows; `spread` takes a number of a row to
+    all its channels.
+    """
+    top = functools.reduce(jnp.maximum, [maximum for _, maximum, _ in parts])
+    shift = jnp.where(top == -jnp.inf, 0.0, top)
+    shares = [jnp.exp2((maximum - shift) * LOG2E) for _, maximum, _ in parts]
+    outs = [out * spread(x) for (out, _, _), x in zip(parts, shares, strict=True)]
+    totals = [total * x for (*_, total), x in zip(parts, shares, strict=True)]
+    return functools.reduce(add, outs), top, functools.reduce(add, totals)
