@@ -6,8 +6,8 @@ The parts of a row are loaded many at once, and each joins those before it:
     m' = max(m, m_i),  l = l exp(m - m') + l_i exp(m_i - m'),  o likewise
 
 Results are written where users want them, the heads of a tile apart again: XLA would
-merge in two kernels and move heads in a third (one H200, 132 parts of 8 rows of two
-heads: 5.6 us, and 1.2 more for each start).
+merge in two kernels and move heads in a third (one H200, 64 parts of 8 rows of two
+heads: 2.3 us; XLA with twice as many parts 5.6, and about 1 more for each start).
 """
 
 import functools
@@ -29,7 +29,9 @@ from .mosaic_gpu_tiles import ROW, i32
 from .row_statistics import LOG2E
 
 
-AT_ONCE = 64  # parts whose loads are on their way together
+# Parts whose loads are on their way together. By 16 and 32 of 128 parts (8 rows of two
+# heads, one H200): 4.6 and 4.0 us instead of 3.6.
+AT_ONCE = 64
 _THREADS = 128
 
 
