@@ -12,40 +12,28 @@ divides by it. A NaN or an infinity makes the whole matrix NaN.
 """
 
 import dataclasses
-import functools
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Float, Integer, Real
 
-from pliax.kernels.matrix_products import (
-    add_matmul,
-    gram_is_fused,
-    matmul,
-    rounded,
-    symmetric_matmul,
-)
+from pliax.kernels.matrix_products import rounded
 
 from .coefficients import COEFFICIENTS, check_coefficients
+from .newton_schulz_methods import METHODS, Method, standard
 
 
 STEPS = 5
 EPSILON = 1e-7
 MAX_STEPS = 100  # torch.optim.Muon refuses from here on
-# Of float32 and float64, whatever jax_default_matmul_precision is.
-PRECISION = lax.Precision.HIGHEST
 # A step forms a I + b X X^T, where the first may divide X X^T by the squared norm: by
 # 1e-20 or more, so that what was lost to underflow (2^-126) is nothing beside I, and by
 # 2^126 or less, whose inverse is no subnormal number, which a GPU takes for 0.
 _LEAST_NORM, _LARGEST_NORM = 1e-10, 2.0**63
-
-Method = Callable[[Array, "NewtonSchulz"], Array]
 
 
 @jax.tree_util.register_dataclass
@@ -106,7 +94,7 @@ class NewtonSchulz:
         if not self._may_divide:
             return self.iterate(self.normalised(X, norms))
         scale = jnp.where(norms > _LARGEST_NORM, 0.0, 1 / norms)
-        return _standard(X, self, scale)
+        return standard(X, self, scale)
 
     @property
     def _may_divide(self) -> bool:
@@ -203,94 +191,6 @@ def choose_iteration(
     return NewtonSchulz(
         check_coefficients(coefficients), count, eps, _method(method), _dtype(dtype)
     )
-
-
-# --- how the steps are evaluated ------------------------------------------------------
-
-
-def _standard(
-    X: Float[Array, "*L M N"],
-    iteration: NewtonSchulz,
-    scale: Float[Array, "*L"] | None = None,
-) -> Float[Array, "*L M N"]:
-    """Three products and three roundings a step, the first of X times `scale`."""
-
-    def step(i: Any, X: Array, scale: Any = 1.0) -> Array:
-        a, b, c = iteration.step(i)
-        A = _smaller_gram(X, scale * scale)
-        B = _polynomial(A, b, c)
-        return add_matmul(
-            *_sides(B, X), X, alpha=scale, beta=a * scale, precision=PRECISION
-        )
-
-    first = 0
-    if scale is not None:
-        X, first = step(0, X, scale), 1
-        step = functools.partial(step, scale=jnp.ones_like(scale))  # the same kernels
-    unroll = isinstance(iteration.steps, int) and jax.default_backend() != "cpu"
-    return lax.fori_loop(first, iteration.steps, step, X, unroll=unroll)
-
-
-# Steps between two products with X. Rounding leaves eigenvalues of X X^T below zero by
-# as much, where each step multiplies them by a^2: two steps at first, when they are
-# as small as they may be, and three later are what bfloat16 bears.
-_FIRST, _LATER = 2, 3
-
-
-def _gram(X: Float[Array, "*L M N"], iteration: NewtonSchulz) -> Float[Array, "*L M N"]:
-    r"""The same polynomials of ``X X^T``, multiplied together before they meet X.
-
-    All are symmetric and commute, so that their products are symmetric, too: with
-    ``P = a I + b R + c R R`` a step takes the Gram matrix ``R`` to ``P R P``, and ``Q``
-    to ``P Q``, where ``X_k = Q X``. Of P Q both sides of the diagonal are made: as
-    P and Q commute up to rounding alone, one side errs by a third more.
-    """
-    M, N = sorted(X.shape[-2:])
-    if 2 * N <= 3 * M:
-        return _standard(X, iteration)
-    start, stop = 0, min(_FIRST, iteration.steps)
-    while start < iteration.steps:
-        X = _several_steps(X, range(start, stop), iteration)
-        start, stop = stop, min(stop + _LATER, iteration.steps)
-    return X
-
-
-def _several_steps(X: Array, steps: range, iteration: NewtonSchulz) -> Array:
-    product = functools.partial(add_matmul, commute=True, precision=PRECISION)
-    R, Q = _smaller_gram(X), None
-    for i in steps:
-        a, b, c = iteration.step(i)
-        P = product(R, R, R, alpha=c, beta=b, gamma=a)
-        Q = P if Q is None else matmul(P, Q, P.dtype, precision=PRECISION)
-        if i != steps[-1]:
-            R = product(P, product(R, P))
-    return X if Q is None else matmul(*_sides(Q, X), X.dtype, precision=PRECISION)
-
-
-def _smaller_gram(X: Float[Array, "*L M N"], alpha: Any = 1.0) -> Array:
-    """X X^T or X^T X, times alpha."""
-    M, N = X.shape[-2:]
-    if M == N and gram_is_fused(X):
-        # By the kernel of `_polynomial`: one of its own takes 1 s more to trace and 0.7
-        # to compile, where an addend that nobody needs takes 2 of 42 us (24 matrices of
-        # (896, 896), one H200).
-        return symmetric_matmul(X, X, alpha=alpha, beta=0.0, precision=PRECISION)
-    return symmetric_matmul(X, alpha=alpha, transpose=M > N, precision=PRECISION)
-
-
-def _polynomial(A: Float[Array, "*L M M"], b: Any, c: Any) -> Array:
-    """The sum b A + c A A, of a symmetric A."""
-    if gram_is_fused(A):  # A A is A A^T, of which square matrices have the kernel
-        return symmetric_matmul(A, A, alpha=c, beta=b, precision=PRECISION)
-    return add_matmul(A, A, A, alpha=c, beta=b, commute=True, precision=PRECISION)
-
-
-def _sides(P: Array, X: Float[Array, "*L M N"]) -> tuple[Array, Array]:
-    """The factors of the product of X and a polynomial of its smaller Gram matrix."""
-    return (X, P) if X.shape[-2] > X.shape[-1] else (P, X)
-
-
-METHODS: dict[Any, Method] = {"standard": _standard, "gram": _gram}
 
 
 def squares(X: Float[Array, "*L M N"]) -> Float[Array, "*L M"]:

@@ -8,7 +8,7 @@ from helpers import assert_error_rule, equations
 from hypothesis import given, settings, strategies as st
 
 from pliax.kernels.look_ahead.api import squared
-from pliax.optim import newton_schulz
+from pliax.optim import newton_schulz_methods
 from pliax.optim.coefficients import COEFFICIENTS, NAMED_COEFFICIENTS
 from pliax.optim.execution import choose_execution
 from pliax.optim.matrix_axes import LAYOUTS
@@ -174,7 +174,7 @@ def test_of_a_stack_each_matrix_is_divided_by_its_norm(shape):
 @pytest.fixture
 def fused(monkeypatch):
     """Programs as for stacks whose symmetric products are fused, by XLA's formula."""
-    monkeypatch.setattr(newton_schulz, "gram_is_fused", lambda X: True)
+    monkeypatch.setattr(newton_schulz_methods, "gram_is_fused", lambda X: True)
 
 
 @pytest.mark.parametrize("shape", [(24, 40), (40, 24), (32, 32)])
@@ -430,8 +430,8 @@ def test_gram_by_the_fused_kernel_errs_no_more_than_twice_the_standard_method(
 ):
     options = {"implementation": "mosaic_gpu", "kernel_options": {"interpret": 1}}
     for name in ("symmetric_matmul", "add_matmul"):
-        run = partial(getattr(newton_schulz, name), **options)
-        monkeypatch.setattr(newton_schulz, name, run)
+        run = partial(getattr(newton_schulz_methods, name), **options)
+        monkeypatch.setattr(newton_schulz_methods, name, run)
     G = emulation.well_conditioned(3, *shape)
     golden = emulation.newton_schulz(G, rounding=emulation.exactly)
     plain = emulation.mean_error(emulation.newton_schulz(G), golden)
