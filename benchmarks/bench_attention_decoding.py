@@ -15,7 +15,8 @@ call reads `bytes` of keys and values; that rate is given as a share of the rate
 copy in the device's memory, which reads and writes. Errors are mean distances from the
 formula in float64, for the first sequence, and how many times as large they are as
 those of the formula in bfloat16. `--programs`, `--queries`,
-`--batches` and `--rivals` run a part.
+`--batches` and `--rivals` run a part; parts of the same tree and device are merged in
+the file.
 """
 
 import argparse
@@ -370,6 +371,10 @@ def report(row: dict[str, Any]) -> None:
     )
 
 
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[x] for x in ("program", "T", "B", "S", "rival"))
+
+
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every bar, and by how much it is met: there is one for 131,072 keys."""
     return [
@@ -426,10 +431,12 @@ def main() -> None:
     for case in cases(options):
         rows += run_case(case, options, float(np.median(rates)))
         gc.collect()
+        whole = harness.merged(options.output, record, rows, _key)
+        bars = verdicts(whole["rows"])
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        text = {**record, "bars": verdicts(rows), "rows": rows}
-        options.output.write_text(json.dumps(text, indent=1) + "\n")
-    for bar in verdicts(rows):
+        text = json.dumps({**whole, "bars": bars}, indent=1)
+        options.output.write_text(text + "\n")
+    for bar in bars:
         verdict = "pass" if bar["passed"] else "MISS"
         print(f"{verdict}  {bar['name']}: {bar['share']:.2f} (>= {bar['bar']})")
 

@@ -12,7 +12,7 @@ keys; those hold NaN in the arrays and 0 in the formula.
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -194,6 +194,10 @@ def run_case(case: Case, options: Any) -> dict[str, Any]:
     return row
 
 
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[x.name] for x in fields(Case))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", nargs="+", type=int, default=range(len(CASES)))
@@ -207,8 +211,9 @@ def main() -> None:
         if options.quick:
             case = replace(case, S=70, H=case.H // case.K * 2, K=2)
         rows.append(run_case(case, {"interpret": 1} if options.quick else None))
+        whole = harness.merged(options.output, record, rows, _key)
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({**record, "bar": BAR, "rows": rows}, indent=1)
+        text = json.dumps({**whole, "bar": BAR}, indent=1)
         options.output.write_text(text + "\n")
 
 

@@ -466,17 +466,6 @@ def _key(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[x] for x in ("program", "S", "D", "direction", "rival"))
 
 
-def merged(output: Path, record: dict[str, Any], rows: list[Any]) -> list[Any]:
-    """The new rows, and those of the file that were measured on the same."""
-    if not output.exists():
-        return rows
-    old = json.loads(output.read_text())
-    if (old["tree"], old["device"]) != (record["tree"], record["device"]):
-        return rows
-    new = {_key(row) for row in rows}
-    return [row for row in old["rows"] if _key(row) not in new] + rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -502,9 +491,10 @@ def main() -> None:
         batch, heads = (1, 2) if options.quick else (max(2, 16384 // S), 16)
         rows += run_case(Case(program, S, D, batch, heads), options)
         gc.collect()
-        bars = verdicts(whole := merged(options.output, record, rows))
+        whole = harness.merged(options.output, record, rows, _key)
+        bars = verdicts(whole["rows"])
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({**record, "bars": bars, "rows": whole}, indent=1)
+        text = json.dumps({**whole, "bars": bars}, indent=1)
         options.output.write_text(text + "\n")
     for bar in bars:
         verdict = "pass" if bar["passed"] else "MISS"

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -345,7 +345,7 @@ def environment_record() -> dict[str, Any]:
     device = jax.devices()[0]
     return {
         "commit": _git("rev-parse", "HEAD") or "none",
-        "dirty": bool(_git("status", "--porcelain")),
+        "dirty": bool(_git("status", "--porcelain", *_BUT_RESULTS)),
         "tree": _tree(),
         "command": " ".join([Path(sys.executable).name, *sys.argv]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -366,14 +366,43 @@ def environment_record() -> dict[str, Any]:
 
 
 _SETTINGS = ("JAX_", "XLA_")
+_BUT_RESULTS = "--", ".", ":(exclude)benchmarks/results"  # which a run writes itself
 
 
 def _tree() -> str:
-    """Git's name of the files as they are, also in a copy whose commit is older."""
+    """Git's name of the files as they are, also in a copy whose commit is older.
+
+    With the results of that commit, whatever a run has written there.
+    """
     with tempfile.TemporaryDirectory() as folder:
         index = {"GIT_INDEX_FILE": f"{folder}/index"}
-        _git("add", "--all", **index)
+        _git("read-tree", "HEAD", **index)
+        _git("add", "--all", *_BUT_RESULTS, **index)
         return _git("write-tree", **index) or "none"
+
+
+def merged(
+    output: Path,
+    record: dict[str, Any],
+    rows: Sequence[dict[str, Any]],
+    key: Callable[[dict[str, Any]], Any],
+) -> dict[str, Any]:
+    """The record of a run, with what a file has of the same tree and device.
+
+    Args:
+        output: The file, which need not be there.
+        record: Where the rows come from; `parts` will name all runs that have some.
+        rows: In the place of those that `key` cannot tell from them.
+        key: What a row is about.
+    """
+    part = {name: record[name] for name in ("command", "date")}
+    old = json.loads(output.read_text()) if output.exists() else {}
+    if any(old.get(name) != record[name] for name in ("tree", "device")):
+        return {**record, "parts": [part], "rows": list(rows)}
+    new = {key(row) for row in rows}
+    kept = [row for row in old["rows"] if key(row) not in new]
+    parts = [x for x in old.get("parts", []) if x != part]
+    return {**record, "parts": [*parts, part], "rows": [*kept, *rows]}
 
 
 def _git(*arguments: str, **variables: str) -> str:

@@ -48,6 +48,46 @@ def test_the_tree_names_the_files_and_not_the_commit(tmp_path, monkeypatch):
     assert not second["dirty"] and third["dirty"]
 
 
+def test_what_a_run_writes_is_no_change_of_what_ran(tmp_path, monkeypatch):
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    (results / "a.json").write_text("1\n")
+    subprocess.run([*git, "init", "-q"], cwd=tmp_path, check=True)
+    subprocess.run([*git, "add", "."], cwd=tmp_path, check=True)
+    subprocess.run([*git, "commit", "-qm", "one"], cwd=tmp_path, check=True)
+    first = harness.environment_record()
+    for name in "ab":
+        (results / f"{name}.json").write_text("2\n")
+    second = harness.environment_record()
+    assert second["tree"] == first["tree"] and not second["dirty"]
+    (tmp_path / "benchmarks" / "bench.py").write_text("3\n")
+    third = harness.environment_record()
+    assert third["tree"] != first["tree"] and third["dirty"]
+
+
+@pytest.mark.parametrize("other", [None, "tree", "device"])
+def test_parts_of_one_tree_and_device_are_merged(other, tmp_path):
+    output = tmp_path / "record.json"
+
+    def run(number, rows):
+        record = {"tree": "t", "device": "d", "command": f"c{number}", "date": "now"}
+        if number == 2 and other:
+            record[other] = "another"
+        whole = harness.merged(output, record, rows, lambda row: row["name"])
+        output.write_text(json.dumps(whole))
+        return whole
+
+    run(1, [{"name": "a", "ms": 1}])
+    run(1, [{"name": "a", "ms": 1}, {"name": "b", "ms": 2}])
+    found = run(2, [{"name": "b", "ms": 3}])
+    first = [] if other else [{"name": "a", "ms": 1}]
+    assert found["rows"] == [*first, {"name": "b", "ms": 3}]
+    commands = [part["command"] for part in found["parts"]]
+    assert commands == (["c2"] if other else ["c1", "c2"]) and found["command"] == "c2"
+
+
 def test_every_row_has_an_error_and_all_its_samples(quick_record):
     assert {row["rival"] for row in quick_record["rows"]} >= {"pliax", "optax"}
     for row in quick_record["rows"]:
