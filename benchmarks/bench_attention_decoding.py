@@ -13,8 +13,8 @@ are at most 16 (`stores`), or compiling would take minutes: of one sequence of 2
 keys or fewer all fit into that cache. Torch's calls are replayed from a CUDA graph. A
 call reads `bytes` of keys and values; that rate is given as a share of the rate of a
 copy in the device's memory, which reads and writes. Errors are mean distances from the
-formula in float64, for the first sequence, and how many times as large they are as
-those of the formula in bfloat16. `--programs`, `--queries`,
+formula in float64, of a single call, for the first sequence, and how many times as
+large they are as those of the formula in bfloat16. `--programs`, `--queries`,
 `--batches` and `--rivals` run a part; parts of the same tree and device are merged in
 the file.
 """

@@ -28,7 +28,7 @@ def merge(
     total = jnp.sum(total * share, axis=0)
     weights = share / jnp.where(total == 0.0, jnp.ones_like(total), total)[None]
     # Once for each row, not once for each of its channels: beside those XLA would not
-    # add up the parts as it reads them (one H200: 2.1 of 6.5 us for 16 rows).
+    # add up the parts as it reads them (one H200, 16 rows in 132 parts: 2.1 of 6.5 us).
     weights = lax.optimization_barrier(weights)
     out = jnp.sum(out * weights[..., None], axis=0)
     return out, *_logarithms(largest, total)

@@ -215,7 +215,8 @@ def parts(
 ) -> tuple[Float[Array, "P B H R V"], Float[Array, "P B H S"], Float[Array, "P B H S"]]:
     """Sums over parts of the keys, to be merged: output, maximum and sum of weights.
 
-    There may be more rows than queries, which say nothing.
+    Rows are filled up as tiles want it, R of outputs and S of the other two; what is
+    behind the last query means nothing. Channels are filled up to whole 64.
 
     Args:
         arrays: Queries by head, (B, H, T, D), and keys and values, (B, S, H, D).

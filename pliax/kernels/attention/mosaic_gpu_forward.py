@@ -51,7 +51,7 @@ class Scratch:
     queries_here: Any
     here: Any  # barriers of keys and values: loaded
     free: Any  # read by all
-    turn: Any
+    turn: Any  # where warpgroups that compute wait for each other
     verdict: Any
     next: Any  # tiles, where a thread block takes several
     counter: Any  # in global memory: how many tiles were taken

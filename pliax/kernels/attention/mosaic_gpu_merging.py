@@ -6,8 +6,8 @@ The parts of a row are loaded many at once, and each joins those before it:
     m' = max(m, m_i),  l = l exp(m - m') + l_i exp(m_i - m'),  o likewise
 
 Results are written where users want them, the heads of a tile apart again: XLA would
-merge in two kernels and move heads in a third (one H200, 64 parts of 8 rows of two
-heads: 2.3 us; XLA with twice as many parts 5.6, and about 1 more for each start).
+merge in two kernels and move heads in a third (one H200, 128 parts of 8 rows of two
+heads, 128 channels: 3.6 us instead of 5.6, and about 1 more for each start).
 """
 
 import functools
@@ -23,15 +23,14 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from pliax.core._jax import store_rows
-from pliax.core.manual_axes import vary, varying_axes
 
 from .mosaic_gpu_tiles import ROW, i32
 from .row_statistics import LOG2E
 
 
-# Parts whose loads are on their way together. By 16 and 32 of 128 parts (8 rows of two
-# heads, one H200): 4.6 and 4.0 us instead of 3.6.
-AT_ONCE = 64
+# Registers of a thread for parts that are on their way together: 64 parts where it has
+# one channel. By 16 and 32 it would take 4.6 and 4.0 us instead of 3.6, as above.
+_REGISTERS = 64
 _THREADS = 128
 
 
@@ -40,13 +39,13 @@ class Parts(NamedTuple):
 
     Attributes:
         out: Unnormalised outputs.
-        maximum: Of scores.
-        total: Sums of weights.
+        maximum: Of scores; of more such rows.
+        total: Sums of weights; likewise.
     """
 
     out: Float[Array, "P B K R V"]
-    maximum: Float[Array, "P B K S"]
-    total: Float[Array, "P B K S"]
+    maximum: Float[Array, "P B K R2"]
+    total: Float[Array, "P B K R2"]
 
 
 def merge(
@@ -76,30 +75,33 @@ def merge(
         compiler_params=plgpu.CompilerParams(approx_math=True),
         **kw,
     )
-    out, lse, maximum, log_sum = vary(run(*parts), varying_axes(parts))
-    return out, lse, maximum, log_sum
+    return tuple(run(*parts))
 
 
 def _merge_row(group: int, *refs: Any) -> None:
     """What a thread block does; `refs` are the fields of `Parts`, then the results."""
     parts, (out, *statistics) = Parts(*refs[:3]), refs[3:]
-    (b, t, h), rows = _place(lax.axis_index("rows"), out.shape[:3]), i32(group)
-    row = b, lax.div(h, rows), t * rows + lax.rem(h, rows)
+    b, t, h = _place(lax.axis_index("rows"), out.shape[:3])
+    row = b, lax.div(h, i32(group)), t * i32(group) + lax.rem(h, i32(group))
     acc, top, total = _sum(parts, row)
-    is_empty = total == 0
-    some = jnp.where(is_empty, 1.0, total)
+    some = jnp.where(total == 0, 1.0, total)
     store_rows(out.at[b, t, h], (acc * (1 / some)).astype(out.dtype))
     log_sum = jnp.log2(some) * (1 / LOG2E)
-    lse = jnp.where(is_empty, -jnp.inf, top + log_sum)
-    for ref, x in zip(statistics, (lse, top, log_sum), strict=True):
+    for ref, x in zip(statistics, (top + log_sum, top, log_sum), strict=True):
         ref[b, t, h] = x
 
 
 def _place(n: Any, sizes: Sequence[int]) -> tuple[Any, Any, Any]:
-    """The n-th of all places in an array of three axes."""
+    """The n-th of all sequences, queries and heads, the heads of a query together."""
     _, T, H = map(i32, sizes)
-    row, h = lax.div(n, H), lax.rem(n, H)
-    return lax.div(row, T), lax.rem(row, T), h
+    query, h = lax.div(n, H), lax.rem(n, H)
+    return lax.div(query, T), lax.rem(query, T), h
+
+
+def at_once(channels: int) -> int:
+    """Parts whose loads are on their way together."""
+    has_all = channels % _THREADS == 0  # else a channel is with four threads
+    return max(1, _REGISTERS // (channels // (_THREADS if has_all else 32)))
 
 
 def _sum(parts: Parts, row: Any) -> tuple[Any, Any, Any]:
@@ -107,11 +109,11 @@ def _sum(parts: Parts, row: Any) -> tuple[Any, Any, Any]:
     (count, *_, V), step = parts.out.shape, partial(_join_parts, parts, row)
     layout = plgpu.Layout.WG_STRIDED((V,), 1) if V % _THREADS == 0 else ROW
     zero = plgpu.layout_cast(jnp.zeros(V, jnp.float32), layout)
-    carry = zero, jnp.float32(-jnp.inf), jnp.float32(0)
-    whole, rest = divmod(count, AT_ONCE)
-    many = lambda n, carry: step(n * AT_ONCE, AT_ONCE, layout, carry)  # noqa: E731
-    carry = lax.fori_loop(i32(0), i32(whole), many, carry)
-    return step(i32(whole * AT_ONCE), rest, layout, carry) if rest else carry
+    carry, many = (zero, jnp.float32(-jnp.inf), jnp.float32(0)), at_once(V)
+    whole, rest = divmod(count, many)
+    join_many = lambda n, carry: step(n * many, many, layout, carry)  # noqa: E731
+    carry = lax.fori_loop(i32(0), i32(whole), join_many, carry)
+    return step(i32(whole * many), rest, layout, carry) if rest else carry
 
 
 def _join_parts(
@@ -129,10 +131,11 @@ def _join_parts(
 def join(
     parts: Sequence[tuple[Any, Any, Any]], spread: Callable[[Any], Any]
 ) -> tuple[Any, Any, Any]:
-    """Output, maximum and sum over the keys of all parts, of each of which it is told.
+    """Output, maximum and sum of several parts together.
 
-    In registers, of a row or of a tile of rows; `spread` takes a number of a row to
-    all its channels.
+    Args:
+        parts: The same three of each part, in registers: of one row, or of a tile.
+        spread: From a number for each row to one for each of its channels.
     """
     top = functools.reduce(jnp.maximum, [maximum for _, maximum, _ in parts])
     shift = jnp.where(top == -jnp.inf, 0.0, top)

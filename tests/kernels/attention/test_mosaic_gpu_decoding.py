@@ -105,7 +105,7 @@ CASES = [
     Case(lengths=(130, 130), mask=(1, 128), splits=2, filled=(0, 0)),
     Case(lengths=(1, 17), splits=None),
 ]
-OFTEN = (2, 11)
+OFTEN = (2, 9, 11)
 
 
 def operands(case):
@@ -399,3 +399,18 @@ def test_few_queries_lower_for_a_gpu(case, monkeypatch):
     traced = jax.jit(partial(fused, case)).trace(*operands(case))
     lowered = traced.lower(lowering_platforms=("cuda",))
     assert "mosaic_gpu" in lowered.as_text()
+
+
+def test_in_a_shard_map_over_heads_the_kernels_lower_for_a_gpu(monkeypatch):
+    monkeypatch.setattr(mosaic_gpu_limits, "refused_device", lambda: None)
+    shapes = (B, 2, H, 64), (B, 256, 2, 64), (B, 256, 2, 64)
+    arrays = [gaussian(n, x, BF16) for n, x in enumerate(shapes)]
+    spec = jax.sharding.PartitionSpec(None, None, "heads")
+    mesh = jax.make_mesh((2,), ("heads",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    @jax.shard_map(mesh=mesh, in_specs=spec, out_specs=spec)
+    def in_shards(q, k, v):
+        return px.flex_attention(q, k, v, enable_gqa=True, implementation="mosaic_gpu")
+
+    lowered = jax.jit(in_shards).trace(*arrays).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("mosaic_gpu") >= 2

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from pliax.kernels.attention.merging import merge as merge_by_xla
-from pliax.kernels.attention.mosaic_gpu_merging import AT_ONCE, Parts, merge
+from pliax.kernels.attention.mosaic_gpu_merging import Parts, at_once, merge
 
 
 def parts_of(seed, counts, channels, is_empty):
@@ -45,7 +45,7 @@ def obey(parts, queries, group):
 @settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 99),
-    number=st.sampled_from([1, 2, 5, AT_ONCE, AT_ONCE + 1, 2 * AT_ONCE]),
+    number=st.sampled_from([1, 2, 5, 32, 33, 64, 65, 128]),
     sequences=st.integers(1, 2),
     heads=st.integers(1, 2),
     queries=st.integers(1, 3),
@@ -60,7 +60,18 @@ def test_the_kernel_merges_as_xla_does_and_puts_heads_apart(
     obey(parts_of(seed, counts, channels, sometimes), queries, group)
 
 
-@pytest.mark.parametrize("number", [3, AT_ONCE + 2])
+def test_loads_fit_into_registers():
+    sizes = [at_once(channels) for channels in (64, 128, 192, 256, 320)]
+    assert sizes == [32, 64, 10, 32, 6]
+
+
+@pytest.mark.parametrize(("channels", "whole", "rest"), [(192, 2, 2), (192, 0, 7)])
+def test_all_parts_count_however_many_are_loaded_at_once(channels, whole, rest):
+    number = whole * at_once(channels) + rest
+    obey(parts_of(4, (number, 2, 2, 3), channels, sometimes), 1, 3)
+
+
+@pytest.mark.parametrize("number", [3, at_once(64) + 2])
 def test_parts_that_saw_nothing_count_for_nothing(number):
     first = np.arange(number)[:, None, None, None]
     parts = parts_of(1, (number, 1, 2, 4), 64, lambda rng, n: first != 1)
