@@ -22,7 +22,7 @@ from jaxtyping import Array
 
 from pliax.core.manual_axes import may_be_partitioned, varying_axes
 from pliax.kernels import look_ahead
-from pliax.kernels._hopper import refused_device
+from pliax.kernels._hopper import refused_counting, refused_device
 
 from .matrix_axes import MatrixAxes, matrices
 from .momentum import Momentum
@@ -266,6 +266,7 @@ def in_one_pass(
 def padded_sides(sides: tuple[int, ...], how: NewtonSchulz) -> tuple[int, ...]:
     """Of matrices in a stack, filled with zeros where products gain by that."""
     may_be_fused = how.bears_zeros and how.dtype == jnp.bfloat16
-    if may_be_fused and not may_be_partitioned() and refused_device() is None:
-        return whole_pieces(sides)
-    return sides
+    if not may_be_fused or may_be_partitioned():
+        return sides
+    is_refused = refused_device() or refused_counting()
+    return sides if is_refused else whole_pieces(sides)

@@ -148,6 +148,13 @@ def test_sides_stay_where_no_fused_product_gains(sides):
     assert padded_sides((512, 1000), choose_iteration(dtype="float32")) == (512, 1000)
 
 
+@pytest.mark.usefixtures("hopper")
+def test_sides_stay_where_fused_products_cannot_count():
+    assert padded_sides((512, 1000), choose_iteration()) == (512, 1024)
+    with jax.enable_x64(True):
+        assert padded_sides((512, 1000), choose_iteration()) == (512, 1000)
+
+
 def test_sides_stay_on_other_devices():
     assert padded_sides((512, 1000), choose_iteration()) == (512, 1000)
 
