@@ -323,26 +323,56 @@ class _Forward:
     is_inference: bool = False
 
     def __call__(self, query: Array, key: Array, value: Array, lists: Any) -> Any:
-        B, H = self.call.sizes["b"], self.call.sizes["h"]
-        (D, V), config = (query.shape[3], value.shape[3]), self.config
-        mods = [x.arrays for x in self.mods]
-        arrays = (query, key, value), tuple(lists), *mods
+        arrays = (query, key, value), tuple(lists), *(x.arrays for x in self.mods)
         leaves, tree = jax.tree.flatten(arrays)
-        rows = self.tiles * config.span  # a tile's are copied without limits
+        results = self.results(query, value)
+
+        def body(refs: Any, scratch: Any) -> None:
+            arrays = jax.tree.unflatten(tree, refs[: len(leaves)])
+            counter = () if self.is_persistent else (None,)
+            shared = Scratch(*scratch[0], *scratch[1:], *counter)
+            ThreadBlock(self, arrays, refs[len(leaves) :], shared).run()
+
+        return run_kernel(
+            body,
+            self.scratch(query.dtype, results[0].dtype, query.shape[3], value.shape[3]),
+            self.grid,
+            self.config,
+            self.call.interpret,
+            counters=(1,) if self.is_persistent else None,
+            out_type=results,
+        )(*leaves)
+
+    def results(self, query: Array, value: Array) -> list[jax.ShapeDtypeStruct]:
+        """Outputs and two statistics, of rows or of parts of them."""
+        B, H = self.call.sizes["b"], self.call.sizes["h"]
+        rows = self.tiles * self.config.span  # a tile's are copied without limits
         copies = B if self.splits is None else self.splits * B
         by_row = (copies, rows, H) if self.is_inference else (copies, H, rows)
+        dtype = query.dtype if self.splits is None else jnp.dtype(jnp.float32)
+        shape = copies, *query.shape[1:3], value.shape[3]
         statistic = jax.ShapeDtypeStruct(by_row, jnp.float32)
-        out = query.dtype if self.splits is None else jnp.dtype(jnp.float32)
+        return [jax.ShapeDtypeStruct(shape, dtype), statistic, statistic]
+
+    def scratch(self, dtype: Any, out: Any, D: int, V: int) -> tuple[Any, ...]:
+        """What the fields of `Scratch` are, but for the counter.
+
+        Args:
+            dtype: Of queries, keys and values.
+            out: The dtype of outputs.
+            D: Channels of queries and keys.
+            V: Channels of values.
+        """
+        config, smem = self.config, partial(shared_memory, dtype)
         barriers = partial(plgpu.Barrier, num_barriers=config.stages)
-        readers = config.groups // config.takers
-        smem = partial(shared_memory, query.dtype)
+        free = barriers(num_arrivals=config.groups // config.takers)
         # A warpgroup's output takes the place of its queries where it is as wide.
-        times = out.itemsize // query.dtype.itemsize if V == D else 1
+        times = out.itemsize // dtype.itemsize if V == D else 1
         tiles_of_groups = (
             smem(config.groups, times, config.rows, D),
             shared_memory(out, config.groups, config.rows, V),
         )
-        scratch = (
+        return (
             plgpu.RefUnion(*tiles_of_groups)
             if V == D and not self.is_persistent
             else tiles_of_groups,
@@ -354,10 +384,7 @@ class _Forward:
             else plgpu.SMEM((2, config.groups, config.rows), jnp.float32),
             plgpu.Barrier(num_barriers=config.groups),
             (barriers(num_arrivals=1 + len(self.columns.places)), barriers()),
-            (
-                barriers(num_arrivals=readers),
-                barriers(num_arrivals=readers),
-            ),
+            (free, free),
             plgpu.Barrier(num_arrivals=config.groups),
             Verdict.scratch(config, interpret=self.call.interpret)
             if self.call.has_unseen
@@ -366,25 +393,6 @@ class _Forward:
             if self.is_persistent
             else (),
         )
-
-        def body(refs: Any, scratch: Any) -> None:
-            arrays = jax.tree.unflatten(tree, refs[: len(leaves)])
-            counter = () if self.is_persistent else (None,)
-            shared = Scratch(*scratch[0], *scratch[1:], *counter)
-            ThreadBlock(self, arrays, refs[len(leaves) :], shared).run()
-
-        return run_kernel(
-            body,
-            scratch,
-            self.grid,
-            config,
-            self.call.interpret,
-            counters=(1,) if self.is_persistent else None,
-            out_type=[
-                jax.ShapeDtypeStruct((copies, *query.shape[1:3], V), out),
-                *[statistic] * 2,
-            ],
-        )(*leaves)
 
     @property
     def mods(self) -> list[Operands]:

@@ -100,8 +100,8 @@ def _place(n: Any, sizes: Sequence[int]) -> tuple[Any, Any, Any]:
 
 def at_once(channels: int) -> int:
     """Parts whose loads are on their way together."""
-    has_all = channels % _THREADS == 0  # else a channel is with four threads
-    return max(1, _REGISTERS // (channels // (_THREADS if has_all else 32)))
+    copies = 1 if channels % _THREADS == 0 else 4  # threads that have the same channel
+    return max(1, _REGISTERS * _THREADS // (channels * copies))
 
 
 def _sum(parts: Parts, row: Any) -> tuple[Any, Any, Any]:
