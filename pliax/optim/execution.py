@@ -17,21 +17,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.core import Tracer
 from jaxtyping import Array
 
 from pliax.core.manual_axes import may_be_partitioned, varying_axes
-from pliax.kernels import look_ahead
 from pliax.kernels._hopper import refused_counting, refused_device
 
+from . import one_pass
 from .matrix_axes import MatrixAxes, matrices
 from .momentum import Momentum
 from .newton_schulz import NewtonSchulz, squares
+from .one_pass import Fresh, is_served
 from .ownership import Local, by_owners
 from .stacks import (
     Stack,
     apply_to_stacks,
     cut,
+    devices,
     grouped,
     joined,
     portions,
@@ -67,13 +68,12 @@ class Execution:
         rule: Momentum,
     ) -> tuple[list[Array], list[Array]]:
         """Each leaf's direction orthogonalised, in the working dtype; the momenta."""
-        results: list[Any] = [None] * len(gradients)
-        buffers = list(results)
         given = list(zip(gradients, momenta, axes, strict=True))
         is_one_pass = [self._is_one_pass(*x, how) for x in given]
-        at_once = [i for i, is_one in enumerate(is_one_pass) if is_one]
-        rest = [i for i, is_one in enumerate(is_one_pass) if not is_one]
-        for numbers, run in ((at_once, in_one_pass), (rest, self._in_two)):
+        results: list[Any] = [None] * len(given)
+        buffers = list(results)
+        for is_one, run in ((True, in_one_pass), (False, self._in_two)):
+            numbers = [i for i, x in enumerate(is_one_pass) if x is is_one]
             done = run([given[i] for i in numbers], how, rule)
             for i, x, buffer in zip(numbers, *done, strict=True):
                 results[i], buffers[i] = x, buffer
@@ -84,50 +84,44 @@ class Execution:
         if self.owners is not None or self._local is not in_stacks:
             return False
         recipe = matrices(axes, G.shape)
-        if not recipe.is_stack or how.dtype != jnp.bfloat16:
-            return False
         sides = recipe.stack_shape[1:]
-        if look_ahead.refused(G, M, sides) is not None:
-            return False
-        return padded_sides(sides, how) == sides
+        return is_served(G, M, recipe, how) and padded_sides(sides, how) == sides
 
     def _in_two(
         self, given: Sequence[Given], how: NewtonSchulz, rule: Momentum
     ) -> tuple[list[Array], list[Array]]:
         """Momentum leaf by leaf, then what it orthogonalises."""
-        buffers, leaves = [], []
-        for G, M, _ in given:
-            buffer, ahead = rule(G, M)
-            buffers.append(buffer)
-            leaves.append(ahead)
-        return self.orthogonalised(leaves, [axes for *_, axes in given], how), buffers
-
-    def orthogonalised(
-        self, leaves: Sequence[Array], axes: Sequence[MatrixAxes], how: NewtonSchulz
-    ) -> list[Array]:
-        """Each leaf orthogonalised, in the working dtype."""
-        results: list[Any] = [None] * len(leaves)
-        shardings = [jax.typeof(leaf).sharding for leaf in leaves]
-        meshes = [s.mesh if s.mesh.explicit_axes else None for s in shardings]
+        results: list[Any] = [None] * len(given)
+        buffers = list(results)
+        shardings = [[jax.typeof(x).sharding for x in two] for *two, _ in given]
+        meshes = [s.mesh if s.mesh.explicit_axes else None for s, _ in shardings]
         for numbers in grouped(meshes):
-            run: Any = functools.partial(self._run, [axes[i] for i in numbers], how)
+            axes = [given[i][2] for i in numbers]
+            run: Any = functools.partial(self._run, how, rule, axes)
             if meshes[numbers[0]] is not None:
                 # JAX refuses products over dimensions that Explicit axes shard.
-                wanted = tuple(shardings[i] for i in numbers)
+                wanted = tuple(zip(*(shardings[i] for i in numbers), strict=True))
                 run = jax.sharding.auto_axes(run, out_sharding=wanted)
-            done = run(*(leaves[i] for i in numbers))
-            for i, x in zip(numbers, done, strict=True):
-                results[i] = x
-        return results
+            pairs = tuple(given[i][:2] for i in numbers)
+            for i, x, buffer in zip(numbers, *run(pairs), strict=True):
+                results[i], buffers[i] = x, buffer
+        return results, buffers
 
     def _run(
-        self, axes: Sequence[MatrixAxes], how: NewtonSchulz, *leaves: Array
-    ) -> tuple[Array, ...]:
-        rounded = [how.round(leaf) for leaf in leaves]
+        self,
+        how: NewtonSchulz,
+        rule: Momentum,
+        axes: Sequence[MatrixAxes],
+        pairs: Sequence[tuple[Array, Array]],
+    ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        buffers, ahead = zip(*(rule(*pair) for pair in pairs), strict=True)
+        rounded = [how.round(x) for x in ahead]
         if self.owners is not None:
-            return by_owners(rounded, how, axes, self.owners, self._local)
-        recipes = [matrices(a, x.shape) for a, x in zip(axes, leaves, strict=True)]
-        return apply_to_stacks(recipes, rounded, lambda x: self._local(x, how))
+            moved = list(zip(rounded, buffers, strict=True))
+            return by_owners(pairs, moved, how, rule, axes, self.owners, self._local)
+        recipes = [matrices(a, x.shape) for a, x in zip(axes, rounded, strict=True)]
+        done = apply_to_stacks(recipes, rounded, lambda x: self._local(x, how))
+        return done, buffers
 
     @property
     def _local(self) -> Local:
@@ -193,12 +187,7 @@ def _owners(mesh: Any, axis: Any) -> tuple[str, ...]:
 
 def _what_stacks_together(x: Stack) -> tuple[Any, ...]:
     """The shape, and where, or over what, an array varies."""
-    return *x.shape[1:], _devices(x), varying_axes(x)
-
-
-def _devices(x: Any) -> frozenset[Any] | None:
-    is_somewhere = isinstance(x, jax.Array) and not isinstance(x, Tracer)
-    return frozenset(x.devices()) if is_somewhere else None
+    return *x.shape[1:], devices(x), varying_axes(x)
 
 
 def one_by_one(stacks: Sequence[Stack], how: NewtonSchulz) -> list[Stack]:
@@ -218,12 +207,16 @@ def in_stacks(stacks: Sequence[Stack], how: NewtonSchulz) -> list[Stack]:
         for portion in portions(numbers, [stacks[i].shape for i in numbers]):
             taken = [stacks[i] for i in portion]
             lengths, sides = [len(x) for x in taken], taken[0].shape[1:]
+            padded = padded_sides(sides, how)
             sums = [squares(x) for x in taken]
             # Made by then, so that each reads its gradient and momentum once.
             taken, sums, done = lax.optimization_barrier((taken, sums, done))
-            norms = cut(how.norms(jnp.concatenate(sums)), lengths)
-            normalised = list(map(how.normalised, taken, norms))
-            done = how.iterate(joined(normalised, padded_sides(sides, how)))
+            if len(taken) == 1 and padded == sides:
+                done = how.of_squares(taken[0], jnp.sum(sums[0], axis=1))
+            else:
+                norms = cut(how.norms(jnp.concatenate(sums)), lengths)
+                normalised = list(map(how.normalised, taken, norms))
+                done = how.iterate(joined(normalised, padded))
             parts = cut(done, lengths, *sides)
             for i, part in zip(portion, parts, strict=True):
                 results[i] = part
@@ -235,32 +228,7 @@ def in_one_pass(
 ) -> tuple[list[Array], list[Array]]:
     """The same, where one kernel makes of gradients and momenta what is stacked."""
     recipes = [matrices(axes, G.shape) for G, _, axes in given]
-    shapes = [recipe.stack_shape for recipe in recipes]
-    results: list[Any] = [None] * len(given)
-    buffers = list(results)
-    together = [
-        (shape[1:], _devices(G), _devices(M))
-        for shape, (G, M, _) in zip(shapes, given, strict=True)
-    ]
-    for numbers in grouped(together):
-        done, sides = None, shapes[numbers[0]][1:]
-        static = look_ahead.Static(sides, bool(rule.nesterov))
-        factors = jnp.stack(rule.factors(jnp.float32))
-        for portion in portions(numbers, [shapes[i] for i in numbers]):
-            # Not before the last portion's steps are done, whose stack it may take.
-            factors, done = lax.optimization_barrier((factors, done))
-            kept, X, sums = look_ahead.stacked(
-                static,
-                factors,
-                [given[i][0].reshape(shapes[i]) for i in portion],
-                [given[i][1].reshape(shapes[i]) for i in portion],
-            )
-            done = how.of_squares(X, sums)
-            parts = cut(done, [shapes[i][0] for i in portion])
-            for i, part, buffer in zip(portion, parts, kept, strict=True):
-                results[i] = recipes[i].put_together([part])
-                buffers[i] = buffer.reshape(given[i][1].shape)
-    return results, buffers
+    return one_pass.orthogonalised([Fresh(*x[:2], rule) for x in given], recipes, how)
 
 
 def padded_sides(sides: tuple[int, ...], how: NewtonSchulz) -> tuple[int, ...]:

@@ -1,13 +1,15 @@
 """The exponential average of gradients that Muon orthogonalises, or its look-ahead."""
 
-from dataclasses import dataclass
+import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float
 
 
-@dataclass(frozen=True)
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Momentum:
     r"""The rule :math:`M \leftarrow \mu M + (1 - \mu) G`.
 
@@ -18,7 +20,7 @@ class Momentum:
     """
 
     share: ArrayLike
-    nesterov: bool
+    nesterov: bool = dataclasses.field(metadata={"static": True})
 
     def __call__(
         self, G: Float[Array, "*N"], M: Float[Array, "*N"]

@@ -12,6 +12,7 @@ projection), the compiler first makes it one of the three.
 """
 
 import dataclasses
+import itertools
 import math
 import string
 from collections.abc import Callable, Sequence
@@ -25,55 +26,71 @@ from jaxtyping import Array
 from pliax.core.manual_axes import program_of_one_device
 
 from .exchanges import Owners, exchange
-from .matrix_axes import MatrixAxes, matrices
+from .matrix_axes import Matrices, MatrixAxes, matrices
+from .momentum import Momentum
 from .newton_schulz import NewtonSchulz
+from .one_pass import Fresh, is_served
 from .stacks import Stack, apply_to_stacks
 
 
 P = jax.sharding.PartitionSpec
 _NO_MESH = jax.sharding.AbstractMesh((), ())
+Pair = tuple[Array, Array]
 Local = Callable[[Sequence[Stack], NewtonSchulz], Sequence[Stack]]
 
 
 def by_owners(
-    leaves: Sequence[Array],
+    pairs: Sequence[Pair],
+    moved: Sequence[Pair],
     how: NewtonSchulz,
+    rule: Momentum,
     axes: Sequence[MatrixAxes],
     owners: tuple[str, ...],
     local: Local,
-) -> tuple[Array, ...]:
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     """Each leaf orthogonalised; on several devices, each matrix by its owner.
 
     Args:
-        leaves: in the working dtype.
+        pairs: of each leaf its gradient, and its momentum before it moves.
+        moved: what `rule` makes of them: look-aheads, in the working dtype, and the
+            next momenta. Nobody makes them where devices do it with their own parts,
+            which then are stacked in the same pass.
         how: the iteration, whose numbers may be traced.
+        rule: the momentum's, which also may.
         axes: of each leaf.
         owners: the mesh axes whose devices own matrices.
         local: what one device does with stacks.
+
+    Returns:
+        The leaves, and the next momenta.
     """
-    owned = _Owned(tuple(axes), owners, local, *jax.tree.flatten(how))
+    owned = _Owned(tuple(axes), owners, local, *jax.tree.flatten((how, rule)))
     function = custom_partitioning(owned.on_one_device)
+    blocks = [*zip(*moved, strict=True), *zip(*pairs, strict=True)]
     function.def_partition(
         owned.partition,
         infer_sharding_from_operands=owned.shardings,
-        sharding_rule=_rule([x.ndim for x in leaves], len(owned.traced)),
+        sharding_rule=_rule([x.ndim for x in blocks[0]], len(owned.traced)),
     )
-    return tuple(function(*leaves, *owned.traced_numbers))
+    arrays = [x for block in blocks for x in block]
+    done, buffers = owned.in_blocks(function(*arrays, *owned.traced_numbers))
+    return tuple(done), tuple(buffers)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Owned:
     """What the compiler is told of leaves whose matrices have owners.
 
-    Its arrays are the leaves and, behind them, those numbers of the iteration that are
-    traced: what is partitioned may not close over them.
+    Its arrays are the look-aheads of all leaves, their next momenta, gradients and
+    momenta and, behind them, those numbers that are traced: what is partitioned may not
+    close over them. What a device makes no use of costs nothing.
 
     Attributes:
         axes: of each leaf.
         owners: the names of their mesh axes.
         local: what one device does with stacks.
-        numbers: of the iteration.
-        structure: which makes the iteration of them.
+        numbers: of the iteration and the momentum.
+        structure: which makes both of them.
     """
 
     axes: tuple[MatrixAxes, ...]
@@ -92,47 +109,89 @@ class _Owned:
         """Those, each with an axis, as partitioning wants them."""
         return [self.numbers[i].reshape(1) for i in self.traced]
 
-    def _read(self, arrays: Sequence[Array]) -> tuple[Any, Any, Any]:
-        """The leaves, how they are taken apart, and what is done with stacks."""
-        leaves, values = arrays[: len(self.axes)], arrays[len(self.axes) :]
+    def in_blocks(self, arrays: Sequence[Any]) -> list[Sequence[Any]]:
+        """Blocks of as many as there are leaves."""
+        return list(itertools.batched(arrays, len(self.axes)))
+
+    def _read(self, arrays: Sequence[Array]) -> tuple[Any, NewtonSchulz, Momentum, Any]:
+        """Blocks of arrays, what is done with them, and how they are taken apart."""
+        count = 4 * len(self.axes)
         numbers = list(self.numbers)
-        for i, value in zip(self.traced, values, strict=True):
+        for i, value in zip(self.traced, arrays[count:], strict=True):
             numbers[i] = value.reshape(())
-        how = jax.tree.unflatten(self.structure, numbers)
-        recipes = [matrices(a, x.shape) for a, x in zip(self.axes, leaves, strict=True)]
-        return leaves, recipes, lambda stacks: self.local(stacks, how)
+        how, rule = jax.tree.unflatten(self.structure, numbers)
+        blocks = self.in_blocks(arrays[:count])
+        pairs = zip(self.axes, blocks[0], strict=True)
+        return blocks, how, rule, [matrices(axes, x.shape) for axes, x in pairs]
 
     def on_one_device(self, *arrays: Array) -> tuple[Array, ...]:
         """The meaning: all matrices where the leaves are whole."""
-        leaves, recipes, run = self._read(arrays)
-        return apply_to_stacks(recipes, leaves, run)
+        (ahead, buffers, *_), how, _, recipes = self._read(arrays)
+        done = apply_to_stacks(recipes, ahead, lambda x: self.local(x, how))
+        return *done, *buffers
 
     def shardings(self, mesh: Any, arguments: Any, results: Any) -> tuple:
         """The results': those of the leaves."""
         del mesh, results
-        return tuple(x.sharding for x in arguments[: len(self.axes)])
+        return tuple(x.sharding for x in arguments[: 2 * len(self.axes)])
 
     def partition(self, mesh: Any, arguments: Any, results: Any) -> tuple:
         """What each device does, and where its arrays have to be."""
         del results
         owners = _owners(mesh, self.owners)
-        leaves = arguments[: len(self.axes)]
+        given = self.in_blocks(arguments[: 4 * len(self.axes)])
         placements = [
-            _place(a, x.shape, x.sharding, owners)
-            for a, x in zip(self.axes, leaves, strict=True)
+            _place(axes, x.shape, x.sharding, owners)
+            for axes, x in zip(self.axes, given[0], strict=True)
         ]
+        places = [NamedSharding(mesh, place.spec) for place in placements]
+        is_there = [
+            all(x.sharding.is_equivalent_to(place, x.ndim) for x in (ahead, G, M))
+            for place, ahead, _, G, M in zip(places, *given, strict=True)
+        ]
+
+        kinds = [place.kind for place in placements]
 
         def on_each_device(*arrays: Array) -> tuple[Array, ...]:
             # Or Explicit axes are here.
             without = jax.sharding.use_abstract_mesh(_NO_MESH)
             with without, program_of_one_device():
-                leaves, recipes, run = self._read(arrays)
-                return exchange(recipes, leaves, kinds, owners, run)
+                blocks, how, rule, recipes = self._read(arrays)
+                leaves, buffers = _moved_here(blocks, how, rule, recipes, is_there)
+                run = lambda stacks: self.local(stacks, how)  # noqa: E731
+                done, moved = exchange(recipes, leaves, kinds, owners, run)
+                pairs = zip(moved, buffers, strict=True)
+                return *done, *(
+                    B if x is None else x.reshape(B.shape) for x, B in pairs
+                )
 
-        kinds = [place.kind for place in placements]
-        places = tuple(NamedSharding(mesh, place.spec) for place in placements)
+        where = [[x.sharding for x in block] for block in given]
+        where[0] = places
+        where[1] = [
+            place if there else usual
+            for there, place, usual in zip(is_there, places, where[1], strict=True)
+        ]
         whole = (NamedSharding(mesh, P()),) * len(self.traced)
-        return mesh, on_each_device, places, (*places, *whole)
+        taken = *itertools.chain(*where), *whole
+        return mesh, on_each_device, (*places, *where[1]), taken
+
+
+def _moved_here(
+    blocks: Sequence[Sequence[Array]],
+    how: NewtonSchulz,
+    rule: Momentum,
+    recipes: Sequence[Matrices],
+    is_there: Sequence[bool],
+) -> tuple[list[Array | Fresh], list[Array]]:
+    """What is orthogonalised, and momenta: made here where what makes them is."""
+    leaves, buffers = list[Any](blocks[0]), list(blocks[1])
+    for i, (G, M) in enumerate(zip(*blocks[2:], strict=True)):
+        if is_there[i] and is_served(G, M, recipes[i], how):
+            leaves[i] = Fresh(G, M, rule)
+        elif is_there[i]:
+            buffers[i], ahead = rule(G, M)
+            leaves[i] = how.round(ahead)
+    return leaves, buffers
 
 
 def _rule(ranks: Sequence[int], numbers: int) -> str:
@@ -141,8 +200,8 @@ def _rule(ranks: Sequence[int], numbers: int) -> str:
         " ".join(f"{letter}{i}" for letter in string.ascii_lowercase[:rank])
         for i, rank in enumerate(ranks)
     ]
-    operands = [*leaves, *(f"z{i}" for i in range(numbers))]
-    return f"{', '.join(operands)} -> {', '.join(leaves)}"
+    operands = [*leaves * 4, *(f"z{i}" for i in range(numbers))]
+    return f"{', '.join(operands)} -> {', '.join(leaves * 2)}"
 
 
 # --- where a leaf lies ----------------------------------------------------------------

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from pliax.core.manual_axes import vary, varying_axes
@@ -20,6 +22,7 @@ _ENOUGH = 2**24
 _PIECE, _LONG, _LITTLE = 64, 512, 0.05
 
 Stack = Float[Array, "_ _ _"]  # each of several has sizes of its own
+type Sizes = tuple[int, int, int]  # of one
 
 
 def apply_to_stacks(
@@ -47,6 +50,12 @@ def grouped(keys: Iterable[Any]) -> list[list[int]]:
     for i, key in enumerate(keys):
         groups.setdefault(key, []).append(i)
     return list(groups.values())
+
+
+def devices(x: Any) -> frozenset[Any] | None:
+    """Where an array lies; None of a tracer, which says nothing."""
+    is_somewhere = isinstance(x, jax.Array) and not isinstance(x, Tracer)
+    return frozenset(x.devices()) if is_somewhere else None
 
 
 def portions(

@@ -20,7 +20,7 @@ import pliax as px
 from pliax.core.manual_axes import may_be_partitioned
 from pliax.kernels.look_ahead import api as look_ahead_api
 from pliax.kernels.matrix_products import backends
-from pliax.optim import execution as execution_module, stacks
+from pliax.optim import execution as execution_module, one_pass, stacks
 from pliax.optim.execution import padded_sides
 from pliax.optim.newton_schulz import NewtonSchulz, choose_iteration
 
@@ -168,6 +168,7 @@ def test_momentum_in_one_pass_does_what_two_do(monkeypatch, nesterov, method, re
         "scanned": array(7, 3, 64, 96),
         "experts": array(8, 64, 96, 2),  # no stack as it lies
         "tall": array(9, 128, 32),
+        "down": array(11, 96, 64),  # turned, as five lie the other way
         "odd": array(10, 7, 9),
         "none": jnp.zeros((0, 64, 96)),
     }
@@ -196,7 +197,7 @@ def test_momentum_in_one_pass_does_what_two_do(monkeypatch, nesterov, method, re
     wanted = steps()
     request.getfixturevalue("hopper")
     monkeypatch.setattr(stacks, "_ENOUGH", 4 * 64 * 64)
-    assert passes() == 2 * (2 + 1)  # two portions and what is tall, each by a kernel
+    assert passes() == 2 * (2 + 2)  # two portions and what is tall, each by a kernel
     divided = []
     usual = NewtonSchulz.normalised
     monkeypatch.setattr(
@@ -209,6 +210,73 @@ def test_momentum_in_one_pass_does_what_two_do(monkeypatch, nesterov, method, re
     assert_same(found[0], wanted[0], error=4 * 2.0**-7 / RATE)  # rates are no part
     for name, M in found[1].items():
         np.testing.assert_allclose(M, wanted[1][name], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("spec", [P("fsdp"), P(None, "fsdp"), P()])
+def test_momentum_of_owned_leaves_in_one_pass_does_what_two_do(
+    monkeypatch, kind, devices, spec, request
+):
+    mesh = mesh_of(kind, fsdp=devices)
+    shapes = {"q": (128, 128), "odd": (16, 24)}  # no whole block of 2,048
+    for i, name in enumerate(("up", "up", "down", "up", "down", "up")):
+        shapes[f"{name}{i}"] = (64, 256) if name == "up" else (256, 64)
+    tx = px.optim.scale_by_muon(mesh=mesh)
+    params = {name: array(0, *shape) for name, shape in shapes.items()}
+    made = []
+    usual = look_ahead_api.stacked
+    monkeypatch.setattr(
+        one_pass.look_ahead,
+        "stacked",
+        lambda *x: made.append(len(x[2])) or usual(*x),
+    )
+
+    def steps(tx, place):
+        step = jax.jit(tx.update)
+        with jax.set_mesh(mesh):
+            state: Any = tx.init(place(params))
+            for seed in range(3):
+                grads = {k: array(20 + seed, *x.shape) for k, x in params.items()}
+                updates, state = step(place(grads), state)
+        return updates, state.momentum
+
+    def there(tree):
+        return placed(tree, mesh, spec)
+
+    wanted = steps(px.optim.scale_by_muon(), lambda tree: tree)
+    plain = collectives(tx, there(params))
+    assert not made
+    request.getfixturevalue("hopper")
+    assert collectives(tx, there(params)) == plain
+    made.clear()
+    found = steps(tx, there)
+    # The wide and the high are sent together if each owner gets as many of them.
+    together = devices == 2 and spec != P()
+    assert sorted(made) == ([1, 6] if together else [1, 2, 4])
+    assert_same(found[0], wanted[0], error=4 * 2.0**-7 / RATE)
+    for name, M in found[1].items():
+        np.testing.assert_allclose(M, wanted[1][name], rtol=1e-6, atol=1e-7)
+        assert M.sharding.is_equivalent_to(jax.NamedSharding(mesh, spec), 2)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(("spec", "state_spec"), [("x", None), ("x", "y"), ("y", "y")])
+def test_momenta_move_where_they_lie(spec, state_spec):
+    """And stay there: one look-ahead, no gradient or momentum, travels to its owner."""
+    mesh, params = mesh_of(x=4, y=2), {"up": array(0, 64, 256)}
+    tx = px.optim.scale_by_muon(mesh=mesh, axis="x")
+    grads = placed(params, mesh, P(spec))
+    state = placed(tx.init(params), mesh, P(state_spec))
+    wanted = jax.jit(px.optim.scale_by_muon().update)(params, tx.init(params))
+    places = jax.tree.map(lambda x: x.sharding, (grads, state))
+    step = jax.jit(tx.update, out_shardings=places).lower(grads, state).compile()
+    got = step(grads, state)
+    assert_same(got[0], wanted[0], error=4 * 2.0**-7 / RATE)
+    np.testing.assert_allclose(got[1].momentum["up"], wanted[1].momentum["up"], 1e-6)
+    if spec == state_spec:
+        found = re.findall(COLLECTIVES, str(step.as_text()))
+        assert found == ["all-gather"] * 2  # and one back
 
 
 @pytest.mark.usefixtures("hopper")
@@ -245,7 +313,7 @@ def test_one_product_serves_all_matrices_of_a_shape():
 def test_portions_one_after_another_do_what_one_stack_does(monkeypatch):
     params = gpt(layers=4)
     whole = run(px.optim.muon(RATE, execution="stacked"), params)
-    monkeypatch.setattr(stacks, "_ENOUGH", 64)
+    monkeypatch.setattr(stacks, "_ENOUGH", 2 * 16**2)  # two matrices
     tx = px.optim.muon(RATE, execution="stacked")
     names = [
         x.primitive.name for x in equations(tx.update, params, tx.init(params), params)
