@@ -13,8 +13,8 @@ channel forward, 10 backward. torch takes its default options, and those it find
 about 20 s a case, if not told `--without-autotune`: the faster ones count. Errors are
 mean distances from the formula in float64, for one head, and how many times as large
 they are as those of the formula in bfloat16. `--triton` also runs
-`implementation="triton"`. `--programs`, `--lengths` and `--channels` run a part; parts
-of the same tree and device are merged in the file.
+`implementation="triton"`. `--rows`, which are programs, `--lengths` and `--channels`
+run a part; parts of the same tree and device are merged in the file.
 """
 
 import argparse
@@ -468,9 +468,7 @@ def _key(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS)
-    )
+    parser.add_argument("--rows", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--lengths", nargs="+", type=int, default=[4096, 16384])
     parser.add_argument("--channels", nargs="+", type=int, default=[64, 128])
     parser.add_argument("--samples", type=int, default=9)
@@ -487,7 +485,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
     record, rows = harness.environment_record(), []
-    for S, D, program in product(options.lengths, options.channels, options.programs):
+    for S, D, program in product(options.lengths, options.channels, options.rows):
         batch, heads = (1, 2) if options.quick else (max(2, 16384 // S), 16)
         rows += run_case(Case(program, S, D, batch, heads), options)
         gc.collect()

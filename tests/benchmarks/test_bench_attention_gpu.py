@@ -104,7 +104,7 @@ def test_the_time_of_a_short_call_is_its_share_of_several_in_each_place(monkeypa
 def test_a_quick_run_has_an_error_beside_each_time(tmp_path, monkeypatch):
     output = tmp_path / "record.json"
     sizes = [
-        "--programs",
+        "--rows",
         "causal",
         "--lengths",
         "128",
