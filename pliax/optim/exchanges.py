@@ -6,6 +6,7 @@ those with more rows than columns.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -47,6 +48,44 @@ class _Way(NamedTuple):
     def turned(self, x: Stack) -> Stack:
         """Between matrices as they lie and wide ones."""
         return x.mT if self.is_turned else x
+
+
+_WIDE = _Way(None, is_turned=False, is_fresh=False)
+
+
+class _Parcel(NamedTuple):
+    """What travels together.
+
+    Attributes:
+        array: a row for each owner.
+        shapes: of what its columns are, a row of each: one way after the other.
+    """
+
+    array: Array
+    shapes: dict[_Way, tuple[int, ...]]
+
+    @staticmethod
+    def of(way: _Way, x: Array) -> "_Parcel":
+        """Of an array [owners, ...]."""
+        return _Parcel(x.reshape(len(x), -1), {way: x.shape[1:]})
+
+    @staticmethod
+    def joined(parcels: Sequence["_Parcel"]) -> "_Parcel":
+        """One of several, which is no copy where there is one."""
+        (first, *more), shapes = parcels, {}
+        for parcel in parcels:
+            shapes |= parcel.shapes
+        arrays = [first.array, *(parcel.array for parcel in more)]
+        return _Parcel(jnp.concatenate(arrays, axis=1) if more else arrays[0], shapes)
+
+    def opened(self) -> dict[_Way, Array]:
+        """Arrays [owners, ...]."""
+        stops = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
+        columns = jnp.split(self.array, stops[:-1], axis=1)
+        return {
+            way: x.reshape(-1, *shape)
+            for (way, shape), x in zip(self.shapes.items(), columns, strict=True)
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,15 +167,20 @@ def _one_shape(
     """Results for stacks of matrices of one shape, and momenta of those still fresh."""
     ways = [x.way(owners.count) for x in held]
     groups = {ways[numbers[0]]: numbers for numbers in grouped(ways)}
-    parts, momenta = _fresh_parts(held, groups, owners.count)
+    parcels, momenta = _fresh_parcels(held, groups, owners.count)
+    is_sent = {way for parcel in parcels for way in parcel.shapes}
     stacks = {}
-    for way in [way for way in groups if way not in parts]:
+    for way in [way for way in groups if way not in is_sent]:
         kept, stacks[way] = _joined(way, [held[i].stack for i in groups[way]])
         momenta |= dict(zip(groups[way], kept, strict=True))
-    own = _given_to_owners(stacks, parts, owners)
+    joint = {way: way.turned(stacks.pop(way)) for way in _uneven(stacks, owners.count)}
+    if joint:
+        stacks[_WIDE] = jnp.concatenate(list(joint.values()))
+    own = _given_to_owners(stacks, parcels, owners)
     (done,) = run([jnp.concatenate([way.turned(x) for way, x in own.items()])])
-    shares = zip(own, cut(done, list(map(len, own.values()))), strict=True)
-    back = _given_back({way: way.turned(x) for way, x in shares}, owners)
+    back = _given_back(_cut_as(own, done), owners)
+    if joint:
+        back |= _cut_as(joint, back[_WIDE])
     results: dict[int, Stack] = {}
     for way, numbers in groups.items():
         stack = cut(back[way], [len(held[i].stack) for i in numbers])
@@ -144,12 +188,26 @@ def _one_shape(
     return [(results[i], momenta.get(i)) for i in range(len(held))]
 
 
-def _fresh_parts(
-    held: Sequence[_Held], groups: dict[_Way, list[int]], count: int
-) -> tuple[dict[_Way, Array], dict[int, Any]]:
-    """Parts of fresh matrices, made in the order in which they are sent; the momenta.
+def _cut_as(stacks: dict[_Way, Stack], done: Stack) -> dict[_Way, Stack]:
+    """One stack of wide matrices as these, which lie otherwise."""
+    parts = cut(done, list(map(len, stacks.values())))
+    return {way: way.turned(x) for way, x in zip(stacks, parts, strict=True)}
 
-    Of those alone of which each owner gets as many, and that are leaves of their own.
+
+def _uneven(stacks: dict[_Way, Stack], count: int) -> list[_Way]:
+    """The ways of whole matrices, if owners have fewer where these are one stack."""
+    whole = [way for way in stacks if way.divided is None]
+    lengths = [len(stacks[way]) for way in whole]
+    is_fewer = -(-sum(lengths) // count) < sum(-(-n // count) for n in lengths)
+    return whole if is_fewer else []
+
+
+def _fresh_parcels(
+    held: Sequence[_Held], groups: dict[_Way, list[int]], count: int
+) -> tuple[list[_Parcel], dict[int, Any]]:
+    """Fresh matrices, made in the order in which they are sent; and their momenta.
+
+    Only where matrices divide evenly among the owners, and each is a leaf of its own.
     """
     found = {
         way: numbers
@@ -158,18 +216,17 @@ def _fresh_parts(
         if all(len(held[i].stack) == 1 for i in numbers)
     }
     if not found:
-        return {}, {}
+        return [], {}
     shares = [np.reshape(numbers, (count, -1)) for numbers in found.values()]
-    order = np.concatenate(shares, axis=1)  # each owner's, of one way after the other
-    numbers = order.ravel().tolist()
-    kept, X, _ = stacked([held[i].stack.reshaped((1, 1, -1)) for i in numbers])
-    X = X.reshape(*order.shape, -1)
-    parts, start = {}, 0
-    for way, share in zip(found, shares, strict=True):
-        stop, sides = start + share.shape[1], held[share[0, 0]].stack.shape[1:]
-        parts[way] = X[:, start:stop].reshape(*share.shape, *sides)
-        start = stop
-    return parts, dict(zip(numbers, kept, strict=True))
+    # Each owner's, of one way after the other: all are parts of the same size.
+    order = np.concatenate(shares, axis=1).ravel().tolist()
+    kept, X, _ = stacked([held[i].stack.reshaped((1, 1, -1)) for i in order])
+    shapes = {
+        way: (len(numbers) // count, *held[numbers[0]].stack.shape[1:])
+        for way, numbers in found.items()
+    }
+    parcel = _Parcel(X.reshape(count, -1), shapes)
+    return [parcel], dict(zip(order, kept, strict=True))
 
 
 def _joined(way: _Way, stacks: Sequence[Any]) -> tuple[Sequence[Any], Stack]:
@@ -182,43 +239,43 @@ def _joined(way: _Way, stacks: Sequence[Any]) -> tuple[Sequence[Any], Stack]:
 
 
 def _given_to_owners(
-    stacks: dict[_Way, Stack], parts: dict[_Way, Array], owners: Owners
+    stacks: dict[_Way, Stack], parcels: Sequence[_Parcel], owners: Owners
 ) -> dict[_Way, Stack]:
-    """The matrices that this device owns, of stacks, and of the parts of some."""
-    own, parts = {}, dict(parts)
+    """The matrices that this device owns, of stacks and of what is ready to be sent."""
+    own, parcels = {}, list(parcels)
     for way, x in stacks.items():
         if way.divided:
-            parts[way] = _in_shares(x, owners.count)
+            parcels.append(_Parcel.of(way, _in_shares(x, owners.count)))
         elif way.divided == 0:
             own[way] = x
         else:
             own[way] = _in_shares(x, owners.count)[lax.axis_index(owners.names)]
-    for way, x in _all_to_all(parts, owners).items():
-        own[way] = _merged(x, way.divided)
+    for way, x in _all_to_all(parcels, owners).items():
+        own[way] = _merged_along(x, way.divided)
     return own
 
 
 def _given_back(own: dict[_Way, Stack], owners: Owners) -> dict[_Way, Stack]:
     """What `_given_to_owners` was given, and perhaps more matrices behind it."""
-    back, parts = dict(own), {}
-    whole = {way: x for way, x in own.items() if way.divided is None}
+    back, parcels, whole = dict(own), [], []
     for way, x in own.items():
         if way.divided:
-            parts[way] = _divided(x, way.divided, owners.count)
-    back |= _all_gather(whole, owners)
-    for way, x in _all_to_all(parts, owners).items():
-        back[way] = x.reshape(-1, *x.shape[2:])
-    return back
+            parts = _parts_along(x, way.divided, owners.count)
+            parcels.append(_Parcel.of(way, parts))
+        elif way.divided is None:
+            whole.append(_Parcel.of(way, x[None]))
+    arrived = _all_to_all(parcels, owners) | _all_gather(whole, owners)
+    return back | {way: x.reshape(-1, *x.shape[2:]) for way, x in arrived.items()}
 
 
-def _merged(x: Array, axis: Any) -> Stack:
+def _merged_along(x: Array, axis: Any) -> Stack:
     """Matrices of which [owners, L, M, N] are the parts along an axis of the stack."""
     shape = list(x.shape[1:])
     shape[axis] *= len(x)
     return jnp.moveaxis(x, 0, axis).reshape(shape)
 
 
-def _divided(x: Stack, axis: int, count: int) -> Array:
+def _parts_along(x: Stack, axis: int, count: int) -> Array:
     """The parts of matrices along an axis of their stack: [owners, L, M, N]."""
     shape = list(x.shape)
     shape[axis : axis + 1] = count, shape[axis] // count
@@ -232,32 +289,19 @@ def _in_shares(x: Stack, count: int) -> Array:
     return x.reshape(count, -1, *x.shape[1:])
 
 
-def _all_to_all(parts: dict[_Way, Array], owners: Owners) -> dict[_Way, Array]:
+def _all_to_all(parcels: Sequence[_Parcel], owners: Owners) -> dict[_Way, Array]:
     """Arrays [owners, ...], of which each owner gets its own from all, in one go."""
-    if not parts:
+    if not parcels:
         return {}
-    flat = [x.reshape(owners.count, -1) for x in parts.values()]
-    sent = jnp.concatenate(flat, axis=1)
-    got = lax.all_to_all(sent, owners.names, 0, 0, tiled=True)
-    return {
-        way: x.reshape(part.shape)
-        for (way, part), x in zip(parts.items(), _columns(got, flat), strict=True)
-    }
+    sent = _Parcel.joined(parcels)
+    got = lax.all_to_all(sent.array, owners.names, 0, 0, tiled=True)
+    return _Parcel(got, sent.shapes).opened()
 
 
-def _all_gather(own: dict[_Way, Stack], owners: Owners) -> dict[_Way, Stack]:
-    """The stacks of all owners, one after the other, in one go."""
-    if not own:
+def _all_gather(parcels: Sequence[_Parcel], owners: Owners) -> dict[_Way, Array]:
+    """Arrays [owners, ...] of arrays [1, ...] of each owner, in one go."""
+    if not parcels:
         return {}
-    flat = [x.reshape(1, -1) for x in own.values()]
-    sent = jnp.concatenate(flat, axis=1)
-    got = lax.all_gather(sent, owners.names, tiled=True)
-    return {
-        way: x.reshape(-1, *part.shape[1:])
-        for (way, part), x in zip(own.items(), _columns(got, flat), strict=True)
-    }
-
-
-def _columns(x: Array, widths: Sequence[Array]) -> list[Array]:
-    """Columns, as many as each of these has."""
-    return jnp.split(x, np.cumsum([part.shape[1] for part in widths])[:-1], axis=1)
+    sent = _Parcel.joined(parcels)
+    got = lax.all_gather(sent.array, owners.names, tiled=True)
+    return _Parcel(got, sent.shapes).opened()

@@ -27,7 +27,7 @@ from .matrix_axes import MatrixAxes, matrices
 from .momentum import Momentum
 from .newton_schulz import NewtonSchulz, squares
 from .one_pass import Fresh, is_served
-from .ownership import Local, by_owners
+from .ownership import Local, Pair, by_owners
 from .stacks import (
     Stack,
     apply_to_stacks,
@@ -91,9 +91,10 @@ class Execution:
         self, given: Sequence[Given], how: NewtonSchulz, rule: Momentum
     ) -> tuple[list[Array], list[Array]]:
         """Momentum leaf by leaf, then what it orthogonalises."""
+        moved = [rule(G, M)[::-1] for G, M, _ in given]  # look-aheads, next momenta
         results: list[Any] = [None] * len(given)
-        buffers = list(results)
-        shardings = [[jax.typeof(x).sharding for x in two] for *two, _ in given]
+        buffers = [buffer for _, buffer in moved]
+        shardings = [[jax.typeof(x).sharding for x in two] for two in moved]
         meshes = [s.mesh if s.mesh.explicit_axes else None for s, _ in shardings]
         for numbers in grouped(meshes):
             axes = [given[i][2] for i in numbers]
@@ -102,8 +103,8 @@ class Execution:
                 # JAX refuses products over dimensions that Explicit axes shard.
                 wanted = tuple(zip(*(shardings[i] for i in numbers), strict=True))
                 run = jax.sharding.auto_axes(run, out_sharding=wanted)
-            pairs = tuple(given[i][:2] for i in numbers)
-            for i, x, buffer in zip(numbers, *run(pairs), strict=True):
+            done = run([moved[i] for i in numbers], [given[i][:2] for i in numbers])
+            for i, x, buffer in zip(numbers, *done, strict=True):
                 results[i], buffers[i] = x, buffer
         return results, buffers
 
@@ -112,16 +113,16 @@ class Execution:
         how: NewtonSchulz,
         rule: Momentum,
         axes: Sequence[MatrixAxes],
-        pairs: Sequence[tuple[Array, Array]],
+        moved: Sequence[Pair],
+        pairs: Sequence[Pair],
     ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-        buffers, ahead = zip(*(rule(*pair) for pair in pairs), strict=True)
-        rounded = [how.round(x) for x in ahead]
+        ahead = [how.round(x) for x, _ in moved]
+        buffers = tuple(buffer for _, buffer in moved)
         if self.owners is not None:
-            moved = list(zip(rounded, buffers, strict=True))
+            moved = list(zip(ahead, buffers, strict=True))
             return by_owners(pairs, moved, how, rule, axes, self.owners, self._local)
-        recipes = [matrices(a, x.shape) for a, x in zip(axes, rounded, strict=True)]
-        done = apply_to_stacks(recipes, rounded, lambda x: self._local(x, how))
-        return done, buffers
+        recipes = [matrices(a, x.shape) for a, x in zip(axes, ahead, strict=True)]
+        return apply_to_stacks(recipes, ahead, lambda x: self._local(x, how)), buffers
 
     @property
     def _local(self) -> Local:

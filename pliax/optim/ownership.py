@@ -131,7 +131,7 @@ class _Owned:
         return *done, *buffers
 
     def shardings(self, mesh: Any, arguments: Any, results: Any) -> tuple:
-        """The results': those of the leaves."""
+        """The results': those of look-aheads and next momenta that are made outside."""
         del mesh, results
         return tuple(x.sharding for x in arguments[: 2 * len(self.axes)])
 
@@ -195,13 +195,14 @@ def _moved_here(
 
 
 def _rule(ranks: Sequence[int], numbers: int) -> str:
-    """Results are sharded as the leaves are; no two axes have to agree."""
-    leaves = [
-        " ".join(f"{letter}{i}" for letter in string.ascii_lowercase[:rank])
+    """Results are sharded as those made outside; no two axes have to agree."""
+    blocks = [
+        " ".join(f"{letter}{block}_{i}" for letter in string.ascii_lowercase[:rank])
+        for block in range(4)
         for i, rank in enumerate(ranks)
     ]
-    operands = [*leaves * 4, *(f"z{i}" for i in range(numbers))]
-    return f"{', '.join(operands)} -> {', '.join(leaves * 2)}"
+    operands = [*blocks, *(f"z{i}" for i in range(numbers))]
+    return f"{', '.join(operands)} -> {', '.join(blocks[: 2 * len(ranks)])}"
 
 
 # --- where a leaf lies ----------------------------------------------------------------

@@ -222,8 +222,10 @@ def test_momentum_of_owned_leaves_in_one_pass_does_what_two_do(
     shapes = {"q": (128, 128), "odd": (16, 24)}  # no whole block of 2,048
     for i, name in enumerate(("up", "up", "down", "up", "down", "up")):
         shapes[f"{name}{i}"] = (64, 256) if name == "up" else (256, 64)
-    tx = px.optim.scale_by_muon(mesh=mesh)
+    axes = {**dict.fromkeys(shapes), "scan": MatrixAxes(rows=2, columns=1, batch=0)}
+    tx = px.optim.scale_by_muon(mesh=mesh, axes=axes)
     params = {name: array(0, *shape) for name, shape in shapes.items()}
+    params["scan"] = array(1, 8, 64, 256)
     made = []
     usual = look_ahead_api.stacked
     monkeypatch.setattr(
@@ -236,32 +238,40 @@ def test_momentum_of_owned_leaves_in_one_pass_does_what_two_do(
         step = jax.jit(tx.update)
         with jax.set_mesh(mesh):
             state: Any = tx.init(place(params))
-            for seed in range(3):
-                grads = {k: array(20 + seed, *x.shape) for k, x in params.items()}
+            for seed in range(20, 50, 10):
+                grads = {
+                    k: array(seed + i, *x.shape)
+                    for i, (k, x) in enumerate(params.items())
+                }
                 updates, state = step(place(grads), state)
         return updates, state.momentum
 
     def there(tree):
         return placed(tree, mesh, spec)
 
-    wanted = steps(px.optim.scale_by_muon(), lambda tree: tree)
+    wanted = steps(px.optim.scale_by_muon(axes=axes), lambda tree: tree)
     plain = collectives(tx, there(params))
     assert not made
     request.getfixturevalue("hopper")
     assert collectives(tx, there(params)) == plain
     made.clear()
     found = steps(tx, there)
-    # The wide and the high are sent together if each owner gets as many of them.
-    together = devices == 2 and spec != P()
-    assert sorted(made) == ([1, 6] if together else [1, 2, 4])
+    # The wide and the high are sent together if each owner gets as many of them; what
+    # is scanned lies otherwise, but where all are whole.
+    apart = [6] if devices == 2 else [2, 4]
+    assert sorted(made) == ([1, 2, 5] if spec == P() else [1, 1, *apart])
     assert_same(found[0], wanted[0], error=4 * 2.0**-7 / RATE)
     for name, M in found[1].items():
         np.testing.assert_allclose(M, wanted[1][name], rtol=1e-6, atol=1e-7)
-        assert M.sharding.is_equivalent_to(jax.NamedSharding(mesh, spec), 2)
+        place = jax.NamedSharding(mesh, spec)
+        assert M.sharding.is_equivalent_to(place, M.ndim)
 
 
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize(("spec", "state_spec"), [("x", None), ("x", "y"), ("y", "y")])
+@pytest.mark.parametrize(
+    ("spec", "state_spec"),
+    [("x", None), ("x", "y"), ("y", "x"), (None, "x"), ("y", "y")],
+)
 def test_momenta_move_where_they_lie(spec, state_spec):
     """And stay there: one look-ahead, no gradient or momentum, travels to its owner."""
     mesh, params = mesh_of(x=4, y=2), {"up": array(0, 64, 256)}
@@ -277,6 +287,54 @@ def test_momenta_move_where_they_lie(spec, state_spec):
     if spec == state_spec:
         found = re.findall(COLLECTIVES, str(step.as_text()))
         assert found == ["all-gather"] * 2  # and one back
+
+
+@pytest.mark.parametrize("execution", ["stacked", "per_matrix", "owner"])
+@pytest.mark.parametrize(
+    ("spec", "state_spec"),
+    [("none", "x"), ("x", "none"), ("x", "host"), (None, "x"), ("x", None)],
+)
+def test_explicit_gradients_meet_momenta_that_lie_elsewhere(
+    execution, spec, state_spec
+):
+    mesh, params = mesh_of("Explicit", x=8), gpt()
+    is_owned = execution == "owner"
+    tx = px.optim.scale_by_muon(execution=execution, mesh=mesh if is_owned else None)
+    wanted = jax.jit(tx.update)(params, tx.init(params))
+
+    def there(tree, spec):
+        if spec == "host":
+            return jax.tree.map(np.asarray, tree)
+        return tree if spec == "none" else placed(tree, mesh, P(spec))
+
+    got = jax.jit(tx.update)(there(params, spec), there(tx.init(params), state_spec))
+    assert_same(got[0], wanted[0], error=4 * 2.0**-7 / RATE)
+    for (name, M), U in zip(got[1].momentum.items(), got[0].values(), strict=True):
+        np.testing.assert_allclose(M, wanted[1].momentum[name], rtol=1e-6)
+        for x in (M, U):
+            assert x.sharding.is_equivalent_to(jax.NamedSharding(mesh, P("x")), 2)
+
+
+@pytest.mark.parametrize("counts", [(1, 1), (4, 4), (7, 1), (8, 8), (5, 0), (9, 3)])
+@pytest.mark.parametrize("is_hopper", [False, True])
+def test_owners_share_whole_matrices_evenly(monkeypatch, counts, is_hopper, request):
+    lengths, usual = [], execution_module.one_by_one
+    monkeypatch.setattr(
+        execution_module,
+        "one_by_one",
+        lambda stacks, how: (
+            lengths.append(list(map(len, stacks))) or usual(stacks, how)
+        ),
+    )
+    if is_hopper:
+        request.getfixturevalue("hopper")
+    wide, high = counts
+    params = {f"up{i}": array(i, 64, 256) for i in range(wide)}
+    params |= {f"down{i}": array(50 + i, 256, 64) for i in range(high)}
+    mesh = mesh_of(fsdp=8)
+    got = run(owner(mesh), placed(params, mesh, P()))
+    assert lengths[-1] == [-(-(wide + high) // 8)]
+    assert_same(got, run(px.optim.muon(RATE), params))
 
 
 @pytest.mark.usefixtures("hopper")
