@@ -83,7 +83,7 @@ class _Parcel(NamedTuple):
         stops = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
         columns = jnp.split(self.array, stops[:-1], axis=1)
         return {
-            way: x.reshape(-1, *shape)
+            way: x.reshape(len(x), *shape)
             for (way, shape), x in zip(self.shapes.items(), columns, strict=True)
         }
 
@@ -265,7 +265,7 @@ def _given_back(own: dict[_Way, Stack], owners: Owners) -> dict[_Way, Stack]:
         elif way.divided is None:
             whole.append(_Parcel.of(way, x[None]))
     arrived = _all_to_all(parcels, owners) | _all_gather(whole, owners)
-    return back | {way: x.reshape(-1, *x.shape[2:]) for way, x in arrived.items()}
+    return back | {way: _merged_along(x, 0) for way, x in arrived.items()}
 
 
 def _merged_along(x: Array, axis: Any) -> Stack:
@@ -286,7 +286,7 @@ def _in_shares(x: Stack, count: int) -> Array:
     """The matrices of each owner: [owners, L, M, N], zeros at the end."""
     more = -len(x) % count
     x = jnp.pad(x, ((0, more), (0, 0), (0, 0)))
-    return x.reshape(count, -1, *x.shape[1:])
+    return x.reshape(count, len(x) // count, *x.shape[1:])
 
 
 def _all_to_all(parcels: Sequence[_Parcel], owners: Owners) -> dict[_Way, Array]:

@@ -467,6 +467,15 @@ def test_layers_on_different_devices_do_not_travel():
     assert_same(run(tx, params), run(single, {"scan": array(0, 16, 8, 24)}))
 
 
+@pytest.mark.parametrize("spec", [P(), P("fsdp"), P(None, "fsdp")])
+@pytest.mark.parametrize("shape", [(0, 64), (64, 0), (0, 0)])
+def test_matrices_without_elements_have_owners(shape, spec):
+    mesh, params = mesh_of(fsdp=8), {"none": jnp.zeros(shape), "some": array(0, 16, 24)}
+    got = run(owner(mesh), placed(params, mesh, spec))
+    assert got["none"].shape == shape
+    assert_same(got, run(px.optim.muon(RATE), params))
+
+
 def test_more_owners_than_matrices():
     mesh, params = mesh_of(fsdp=8), {"only": array(0, 16, 24)}
     got = run(owner(mesh), placed(params, mesh, P("fsdp")))
