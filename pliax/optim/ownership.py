@@ -144,36 +144,35 @@ class _Owned:
             _place(axes, x.shape, x.sharding, owners)
             for axes, x in zip(self.axes, given[0], strict=True)
         ]
-        places = [NamedSharding(mesh, place.spec) for place in placements]
+        kinds = [placement.kind for placement in placements]
+        leaves = [NamedSharding(mesh, placement.spec) for placement in placements]
+        # Momenta move there if a device has its part of all that takes; else outside.
         is_there = [
-            all(x.sharding.is_equivalent_to(place, x.ndim) for x in (ahead, G, M))
-            for place, ahead, _, G, M in zip(places, *given, strict=True)
+            all(x.sharding.is_equivalent_to(leaf, x.ndim) for x in (ahead, G, M))
+            for leaf, ahead, _, G, M in zip(leaves, *given, strict=True)
         ]
-
-        kinds = [place.kind for place in placements]
 
         def on_each_device(*arrays: Array) -> tuple[Array, ...]:
             # Or Explicit axes are here.
             without = jax.sharding.use_abstract_mesh(_NO_MESH)
             with without, program_of_one_device():
                 blocks, how, rule, recipes = self._read(arrays)
-                leaves, buffers = _moved_here(blocks, how, rule, recipes, is_there)
+                parts, buffers = _moved_here(blocks, how, rule, recipes, is_there)
                 run = lambda stacks: self.local(stacks, how)  # noqa: E731
-                done, moved = exchange(recipes, leaves, kinds, owners, run)
+                done, moved = exchange(recipes, parts, kinds, owners, run)
                 pairs = zip(moved, buffers, strict=True)
                 return *done, *(
                     B if x is None else x.reshape(B.shape) for x, B in pairs
                 )
 
-        where = [[x.sharding for x in block] for block in given]
-        where[0] = places
-        where[1] = [
-            place if there else usual
-            for there, place, usual in zip(is_there, places, where[1], strict=True)
+        _, outside, *pairs = ([x.sharding for x in block] for block in given)
+        buffers = [
+            leaf if there else usual
+            for there, leaf, usual in zip(is_there, leaves, outside, strict=True)
         ]
-        whole = (NamedSharding(mesh, P()),) * len(self.traced)
-        taken = *itertools.chain(*where), *whole
-        return mesh, on_each_device, (*places, *where[1]), taken
+        numbers = [NamedSharding(mesh, P())] * len(self.traced)
+        taken = *leaves, *buffers, *itertools.chain(*pairs), *numbers
+        return mesh, on_each_device, (*leaves, *buffers), taken
 
 
 def _moved_here(
