@@ -66,17 +66,15 @@ class _Parcel(NamedTuple):
 
     @staticmethod
     def of(way: _Way, x: Array) -> "_Parcel":
-        """Of an array [owners, ...]."""
+        """An array [owners, ...] by itself."""
         return _Parcel(x.reshape(len(x), -1), {way: x.shape[1:]})
 
     @staticmethod
     def joined(parcels: Sequence["_Parcel"]) -> "_Parcel":
-        """One of several, which is no copy where there is one."""
-        (first, *more), shapes = parcels, {}
-        for parcel in parcels:
-            shapes |= parcel.shapes
-        arrays = [first.array, *(parcel.array for parcel in more)]
-        return _Parcel(jnp.concatenate(arrays, axis=1) if more else arrays[0], shapes)
+        """One of several; of one it is no copy."""
+        arrays = [parcel.array for parcel in parcels]
+        shapes = {way: x for parcel in parcels for way, x in parcel.shapes.items()}
+        return _Parcel(jnp.concatenate(arrays, axis=1), shapes)
 
     def opened(self) -> dict[_Way, Array]:
         """Arrays [owners, ...]."""

@@ -116,6 +116,10 @@ class Execution:
         moved: Sequence[Pair],
         pairs: Sequence[Pair],
     ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+        """Of look-aheads and next momenta; and of the pairs that these were made of.
+
+        Devices that have their part of a pair may make both of it themselves.
+        """
         ahead = [how.round(x) for x, _ in moved]
         buffers = tuple(buffer for _, buffer in moved)
         if self.owners is not None:
