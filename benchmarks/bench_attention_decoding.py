@@ -44,7 +44,8 @@ BAR, PAGE, CAP = 0.8, 128, 30.0
 KEYS = 131072  # for which the bar is
 AT_LEAST = 2**28  # bytes of keys and values that take turns: 5 times the GPU's cache
 STORES = 16  # that take turns at most, as each is a call that is compiled
-CALLS = 8  # in a row: a loop on the device takes 4 us a turn
+CALLS = 32  # in a row: a loop on the device takes 4 us a turn
+QUEUE_MS = 100.0  # at least: XLA takes 0.4 ms or more to start a program
 PROGRAMS = ("none", "lengths", "ALiBi", "soft cap", "pages", "pages, ALiBi")
 OURS = {"pliax": "mosaic_gpu", "pliax xla": "xla"}
 TORCH = ("none", "lengths", "ALiBi", "soft cap")
@@ -179,7 +180,7 @@ def ours(case: Case, name: str, implementation: str, given: Inputs) -> Entrant:
     ms = 0.05 + case.bytes / 3e9  # a first guess
     times = max(1, CALLS // len(given.stores))
     calls = times * len(given.stores)
-    turns = max(1, round(10 / ms / calls))
+    turns = max(1, round(QUEUE_MS / ms / calls))
     call = jax.jit(partial(attend, case, implementation))
 
     @jax.jit

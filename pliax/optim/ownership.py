@@ -25,11 +25,12 @@ from jaxtyping import Array
 
 from pliax.core.manual_axes import program_of_one_device
 
-from .exchanges import Owners, exchange
+from .exchanges import exchange
 from .matrix_axes import Matrices, MatrixAxes, matrices
 from .momentum import Momentum
 from .newton_schulz import NewtonSchulz
 from .one_pass import Fresh, is_served
+from .parcels import Owners
 from .stacks import Stack, apply_to_stacks
 
 

@@ -39,11 +39,6 @@ def apply_to_stacks(
     )
 
 
-def by_shape(shapes: Iterable[tuple[int, ...]]) -> list[list[int]]:
-    """The numbers of those that agree, whichever side is which."""
-    return grouped(tuple(sorted(shape)) for shape in shapes)
-
-
 def grouped(keys: Iterable[Any]) -> list[list[int]]:
     """The numbers of equal keys."""
     groups: dict[Any, list[int]] = {}

@@ -119,15 +119,20 @@ def _refused_few(arguments: _Arguments) -> str | None:
 
 
 def _prepared_for_mosaic_gpu(arguments: _Arguments) -> _Arguments:
-    """A mask that is known to be sparse has lists of smaller blocks, too.
+    """Refined, too.
 
     What only `_mosaic_gpu` wants to know, whether statistics are asked for, goes with
     the options: it is static as they are.
     """
-    mask, (sequences, _, heads, _) = arguments.block_mask, arguments.arrays[0].shape
     if arguments.has_aux:
         options = {**arguments.options, "has_aux": 1}
         arguments = replace(arguments, options=options)
+    return _refined(arguments)
+
+
+def _refined(arguments: _Arguments) -> _Arguments:
+    """A mask that is known to be sparse has lists of smaller blocks, too."""
+    mask, (sequences, _, heads, _) = arguments.block_mask, arguments.arrays[0].shape
     if mask is None:
         return arguments
     return replace(arguments, block_mask=refined(mask, sequences, heads))
@@ -258,6 +263,7 @@ BACKENDS = (
         _refused_by_triton,
         priority=0,
         options=(*configs.OPTIONS, "warps", "bwd_warps"),
+        prepare=_refined,
     ),
     Backend(
         "mosaic_gpu",

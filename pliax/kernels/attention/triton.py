@@ -17,9 +17,11 @@ from pliax.core.manual_axes import vary, varying_axes
 from pliax.kernels._jax_triton import triton_call
 
 from . import triton_kernels as kernels
+from .block_lists import BlockLists, column_and_met
 from .block_mask import BlockMask
 from .diagonals import sees_itself
 from .normalization import with_slope
+from .refinement import for_keys, for_queries, with_halves
 from .row_statistics import heads_first, statistics
 from .separation import MASK_MOD, SCORE_MOD, compute_outside, is_literal, separate
 from .triton_configs import padded, sizes_of
@@ -181,7 +183,7 @@ def _run(
     by_column = name == "backward_kv"
     lists, blocks = (), None
     if block_mask is not None:
-        lists = block_mask.lists(transposed=by_column)
+        block_mask, lists = _listed(block_mask, call, by_column=by_column)
         sides = block_mask.block_size
         blocks = (sides[1], sides[0]) if by_column else sides
     sizes = sizes_of(name, call.channels, call.dtype, blocks, call.asked)
@@ -211,6 +213,24 @@ def _run(
     )
     flat = (*given, *(jnp.asarray(x, jnp.int32) for x in lists))
     return _one_by_one(run)(*flat, *(x for mod in mods for x in mod.arrays))
+
+
+def _listed(
+    mask: BlockMask, call: Call, *, by_column: bool
+) -> tuple[BlockMask, BlockLists]:
+    """A mask in the blocks that a kernel gains by, and its lists, all of one width."""
+    cut = with_halves(mask, call.asked)
+    if cut is not None:
+        mask = for_keys(cut) if by_column else for_queries(cut, is_wide=False)
+    lists = mask.lists(transposed=by_column)
+    sides = [lists.indices, lists.full_indices]
+    if cut is not None:
+        sides[0], _ = column_and_met(sides[0])
+    width = max(x.shape[-1] for x in sides)
+    indices, full = (
+        jnp.pad(x, [(0, 0)] * 3 + [(0, width - x.shape[-1])]) for x in sides
+    )
+    return mask, lists._replace(indices=indices, full_indices=full)
 
 
 def _one_by_one(run: Callable[..., Any]) -> Callable[..., Any]:

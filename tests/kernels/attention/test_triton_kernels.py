@@ -124,6 +124,30 @@ def test_a_score_that_zeros_have_none_of():
         agree(given, score_mod=broken, block_mask=mask, kernel_options=SMALL)
 
 
+@pytest.mark.parametrize("length", [384, 430])
+@pytest.mark.parametrize("is_blind", [False, True])
+def test_sparse_masks_are_cut_into_blocks_of_64(length, is_blind, monkeypatch):
+    """Their lists by row and by column, partial and full, are not equally wide."""
+    cuts, usual = [], modules_on_numpy()["triton"].sizes_of
+    monkeypatch.setattr(
+        modules_on_numpy()["triton"], "sizes_of",
+        lambda kernel, channels, dtype, blocks, asked: (
+            cuts.append((kernel, blocks))
+            or usual(kernel, channels, dtype, blocks, asked)
+        ),
+    )  # fmt: skip
+    given = arrays(length, length, batch=1)
+    visible = lambda b, h, q, k: (q // 128 == k // 128) & (q + 64 * h >= k)  # noqa: E731
+    seen = lambda *at: visible(*at) & (at[2] != 200) & (at[3] != 9)  # noqa: E731
+    mask = masked(seen if is_blind else visible, given, 128, 1, 2)
+    agree(given, block_mask=mask)
+    kernels = "forward", "backward_q", "backward_kv"
+    assert set(cuts) == {(kernel, (64, 64)) for kernel in kernels}
+    cuts.clear()
+    attend("triton", given, block_mask=mask, kernel_options={"block_q": 32})
+    assert set(cuts) == {("forward", (128, 128))}  # of blocks that the user asks for
+
+
 def blind(b, h, q, k):
     return (q >= k + 9 * h + b) & (k % 3 != 0)
 
