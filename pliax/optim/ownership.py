@@ -2,8 +2,9 @@
 
 A matrix that is sharded over the owners is gathered on one of them instead of on all.
 For each shape of matrix that takes one all-to-all there and one back, in the working
-dtype. Parameters that every device has whole take one all-gather at the end; layers or
+dtype. Parameters that every device has whole take one all-gather back; layers or
 experts that lie on different devices take nothing, as whole matrices lie there already.
+One shape travels while another is multiplied (`exchanges`).
 
 Which of these holds is read from the shardings that the compiler has found, by
 `jax.experimental.custom_partitioning`, so that nothing has to be said twice. Whatever

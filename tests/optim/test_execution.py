@@ -1,5 +1,6 @@
 """Laws of matrices in stacks and in the hands of owners: the same, wherever done."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -21,8 +22,11 @@ from pliax.core.manual_axes import may_be_partitioned
 from pliax.kernels.look_ahead import api as look_ahead_api
 from pliax.kernels.matrix_products import backends
 from pliax.optim import execution as execution_module, one_pass, stacks
+from pliax.optim.exchanges import exchange
 from pliax.optim.execution import padded_sides
+from pliax.optim.matrix_axes import matrices
 from pliax.optim.newton_schulz import NewtonSchulz, choose_iteration
+from pliax.optim.parcels import Owners
 
 
 MatrixAxes = px.optim.MatrixAxes
@@ -78,6 +82,18 @@ def collectives(tx, params):
 
     compiled = jax.jit(step).lower(params, tx.init(params)).compile()
     return Counter(re.findall(COLLECTIVES, str(compiled.as_text())))
+
+
+def waits(function, args, names):
+    """Equations of a mapped program by number, and of which of them each makes use."""
+    (mapped,) = jax.make_jaxpr(function)(*args).eqns
+    used, found = {}, []
+    for n, eqn in enumerate(mapped.params["jaxpr"].eqns):
+        before = set().union(*(used.get(id(x), ()) for x in eqn.invars))
+        is_named = eqn.primitive.name in names
+        found += [(n, before)] if is_named else []
+        used |= {id(x): before | ({n} if is_named else set()) for x in eqn.outvars}
+    return found
 
 
 def assert_same(actual, expected, error=4 * 2.0**-7):
@@ -432,6 +448,38 @@ def test_both_shardings_of_a_shape_travel_together():
         for name, W in params.items()
     }
     assert collectives(owner(mesh), params) == {"all-to-all": 2 * 3}
+
+
+@pytest.mark.parametrize("kind", ["rows", "columns", "whole"])
+def test_one_shape_travels_while_another_is_multiplied(kind):
+    """The largest in the middle; on the way there nobody waits for anybody."""
+    sides = {"small": (16, 24), "large": (96, 64), "middle": (48, 32)}
+    spec = {"rows": P("x"), "columns": P(None, "x"), "whole": P()}[kind]
+    multiplied = []
+
+    def negated(stacks):
+        multiplied.append(stacks[0].shape[1:])
+        return [-stacks[0]]
+
+    def part(*leaves):
+        recipes = [matrices(MatrixAxes(0, 1), x.shape) for x in leaves]
+        kinds, owners = [kind] * len(leaves), Owners(("x",), 8)
+        return exchange(recipes, leaves, kinds, owners, negated)[0]
+
+    leaves = [array(i, *shape) for i, shape in enumerate(sides.values())]
+    options = {"mesh": mesh_of(x=8), "in_specs": spec, "out_specs": spec}
+    run = jax.shard_map(part, check_vma=False, **options)
+    for x, y in zip(run(*leaves), leaves, strict=True):
+        np.testing.assert_array_equal(x, -y)
+    assert multiplied == [sides[name] for name in ("middle", "large", "small")]
+    found = waits(run, leaves, ("all_to_all", "neg", "all_gather"))
+    stages = len(found) // len(sides)
+    *there, products, back = (found[n::stages] for n in range(stages))
+    assert not any(before for way in there for _, before in way)
+    for one_by_one in (products, back):
+        assert len(one_by_one) == len(sides)
+        for (number, _), (_, before) in itertools.pairwise(one_by_one):
+            assert number in before
 
 
 def test_whole_matrices_are_gathered_once_for_each_shape():
