@@ -21,7 +21,7 @@ from jaxtyping import Array
 
 from .matrix_axes import Matrices
 from .one_pass import Fresh, stacked
-from .parcels import WHOLE, Owners, Parcel, Way, given_to_owners, packed
+from .parcels import Owners, Parcel, Way, given_to_owners, packed
 from .stacks import Sizes, Stack, cut, grouped
 
 
@@ -106,8 +106,10 @@ def _in_turns(
         shape = _Shape.of([held[i] for i in numbers], owners)
         done, multiplied = shape.orthogonalised(run, after=multiplied)
         load = packed(done, owners)
-        if loads:
-            loads[-1], load = load.after(loads[-1])
+        travelling = [i for i, x in enumerate(loads) if x.parcels]
+        if travelling:
+            last = travelling[-1]
+            loads[last], load = load.after(loads[last])
         shapes.append(shape)
         loads.append(load.sent(owners))
     results: list[Any] = [None] * len(held)
@@ -133,14 +135,12 @@ class _Shape(NamedTuple):
     Attributes:
         groups: of each way the numbers of those that go it.
         lengths: how many matrices there are of each number.
-        joint: whole ones that go as one, and their ways.
         own: the matrices of this device.
         momenta: by number, of those that were fresh.
     """
 
     groups: dict[Way, list[int]]
     lengths: list[int]
-    joint: dict[Way, Stack]
     own: dict[Way, Stack]
     momenta: dict[int, Any]
 
@@ -155,41 +155,23 @@ class _Shape(NamedTuple):
         for way in [way for way in groups if way not in is_sent]:
             kept, stacks[way] = _joined(way, [held[i].stack for i in groups[way]])
             momenta |= dict(zip(groups[way], kept, strict=True))
-        joint = {way: stacks.pop(way) for way in _uneven(stacks, owners.count)}
-        if joint:
-            stacks[WHOLE] = jnp.concatenate(list(joint.values()))
         own = given_to_owners(stacks, parcels, owners)
-        return _Shape(groups, [len(x.stack) for x in held], joint, own, momenta)
+        return _Shape(groups, [len(x.stack) for x in held], own, momenta)
 
     def orthogonalised(self, run: Run, after: Any) -> tuple[dict[Way, Stack], Stack]:
         """Those of this device, not before something else; and all as one stack."""
         own, _ = lax.optimization_barrier((list(self.own.values()), after))
         (done,) = run([jnp.concatenate(own)])
-        return _cut_as(self.own, done), done
+        parts = cut(done, list(map(len, own)))
+        return dict(zip(self.own, parts, strict=True)), done
 
     def results(self, back: dict[Way, Stack]) -> list[tuple[Stack, Any]]:
         """Of each its part of what came back, and its momentum if it was fresh."""
-        if self.joint:
-            back |= _cut_as(self.joint, back[WHOLE])
         found: dict[int, Stack] = {}
         for way, numbers in self.groups.items():
             stack = cut(back[way], [self.lengths[i] for i in numbers])
             found |= dict(zip(numbers, stack, strict=True))
         return [(found[i], self.momenta.get(i)) for i in range(len(found))]
-
-
-def _cut_as(stacks: dict[Way, Stack], done: Stack) -> dict[Way, Stack]:
-    """One stack as these."""
-    parts = cut(done, list(map(len, stacks.values())))
-    return dict(zip(stacks, parts, strict=True))
-
-
-def _uneven(stacks: dict[Way, Stack], count: int) -> list[Way]:
-    """The ways of whole matrices, if owners have fewer where these are one stack."""
-    whole = [way for way in stacks if way.divided is None]
-    lengths = [len(stacks[way]) for way in whole]
-    is_fewer = -(-sum(lengths) // count) < sum(-(-n // count) for n in lengths)
-    return whole if is_fewer else []
 
 
 def _fresh_parcels(

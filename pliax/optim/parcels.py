@@ -40,9 +40,6 @@ class Way(NamedTuple):
     is_fresh: bool
 
 
-WHOLE = Way(None, is_fresh=False)
-
-
 class Parcel(NamedTuple):
     """What travels together.
 
@@ -97,63 +94,56 @@ class Load(NamedTuple):
 
     Attributes:
         kept: stay where they are.
-        divided: every device gets its part of them; None if there are none.
-        whole: every device gets all of them; likewise.
+        parcels: of which every device gets its part ("divided"), or all ("whole").
     """
 
     kept: dict[Way, Stack]
-    divided: Parcel | None
-    whole: Parcel | None
+    parcels: dict[str, Parcel]
 
     def sent(self, owners: Owners) -> "Load":
         """Where it belongs."""
-        divided = self.divided and _exchanged(self.divided, owners)
-        whole = self.whole and _gathered(self.whole, owners)
-        return self._replace(divided=divided, whole=whole)
+        there = {name: _SENT[name](x, owners) for name, x in self.parcels.items()}
+        return Load(self.kept, there)
 
     def unpacked(self) -> dict[Way, Stack]:
         """What `given_to_owners` was given, and perhaps more matrices behind it."""
-        parcels = [x for x in (self.divided, self.whole) if x is not None]
-        there = [x for parcel in parcels for x in parcel.opened()]
+        there = [x for parcel in self.parcels.values() for x in parcel.opened()]
         return self.kept | {way: _merged_along(x, 0) for way, x in there}
 
     def after(self, before: "Load") -> tuple["Load", "Load"]:
-        """The same two, of which this is not sent before that has arrived.
+        """The one before and this, which is not sent until that has arrived.
 
         Both have to pass: XLA leaves out what nobody takes from a barrier.
         """
-        pair = lax.optimization_barrier((before._arrays, self._arrays))
-        first, second = (
-            load._replace(
-                **{
-                    name: getattr(load, name)._replace(array=x)
-                    for name, x in arrays.items()
-                }
-            )
-            for load, arrays in zip((before, self), pair, strict=True)
-        )
-        return first, second
+        first, second = lax.optimization_barrier((before._arrays, self._arrays))
+        return before._of(first), self._of(second)
 
     @property
     def _arrays(self) -> dict[str, Array]:
-        """Of its parcels."""
-        parcels = {"divided": self.divided, "whole": self.whole}
-        return {name: x.array for name, x in parcels.items() if x is not None}
+        """What travels."""
+        return {name: parcel.array for name, parcel in self.parcels.items()}
+
+    def _of(self, arrays: dict[str, Array]) -> "Load":
+        """The same of these."""
+        parcels = {
+            name: Parcel(arrays[name], x.shapes) for name, x in self.parcels.items()
+        }
+        return Load(self.kept, parcels)
 
 
 def packed(own: dict[Way, Stack], owners: Owners) -> Load:
     """What is to be sent back."""
-    kept, divided, whole = {}, [], []
+    kept: dict[Way, Stack] = {}
+    parcels: dict[str, list[Parcel]] = {}
     for way, x in own.items():
         if way.divided:
             parts = _parts_along(x, way.divided, owners.count)
-            divided.append(Parcel.of(way, parts))
+            parcels.setdefault("divided", []).append(Parcel.of(way, parts))
         elif way.divided is None:
-            whole.append(Parcel.of(way, x[None]))
+            parcels.setdefault("whole", []).append(Parcel.of(way, x[None]))
         else:
             kept[way] = x
-    several = [Parcel.joined(x) if x else None for x in (divided, whole)]
-    return Load(kept, *several)
+    return Load(kept, {name: Parcel.joined(x) for name, x in parcels.items()})
 
 
 def _exchanged(sent: Parcel, owners: Owners) -> Parcel:
@@ -165,6 +155,9 @@ def _exchanged(sent: Parcel, owners: Owners) -> Parcel:
 def _gathered(sent: Parcel, owners: Owners) -> Parcel:
     """All get the one row of each."""
     return Parcel(lax.all_gather(sent.array, owners.names, tiled=True), sent.shapes)
+
+
+_SENT = {"divided": _exchanged, "whole": _gathered}
 
 
 def _merged_along(x: Array, axis: Any) -> Stack:

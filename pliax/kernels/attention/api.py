@@ -119,10 +119,10 @@ def _refused_few(arguments: _Arguments) -> str | None:
 
 
 def _prepared_for_mosaic_gpu(arguments: _Arguments) -> _Arguments:
-    """Refined, too.
+    """`_refined`, and whether statistics are asked for.
 
-    What only `_mosaic_gpu` wants to know, whether statistics are asked for, goes with
-    the options: it is static as they are.
+    What only `_mosaic_gpu` wants to know goes with the options: it is static as they
+    are.
     """
     if arguments.has_aux:
         options = {**arguments.options, "has_aux": 1}

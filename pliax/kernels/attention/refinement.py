@@ -6,9 +6,9 @@ Where few queries see a key, as in packed documents, most blocks are partial: of
 documents in 4,096 tokens 53 percent of what blocks of 128 x 128 compute is seen, of
 blocks of 64 x 64 70 percent. Each kernel has the blocks it gains by. Of a partial one
 its entry says which conditions of the mask (`normalization.conditions`) every score
-meets: on the diagonal all are of one document, elsewhere no key is in the future. The
-kernels do not ask those again. It takes a mask whose contents are at hand: what is
-traced may be of any kind.
+meets: on the diagonal all are of one document, elsewhere no key is in the future.
+`mosaic_gpu` does not ask those again; `triton` takes the blocks alone. The mask's
+contents must be at hand: what is traced may be of any kind.
 """
 
 import math
@@ -223,7 +223,7 @@ def _looked_at(mask: BlockMask, flat: Program, places: Any) -> list[tuple[Any, A
 
 
 def with_halves(mask: BlockMask | None, asked: Mapping[str, int]) -> BlockMask | None:
-    """The mask, if it has halves and the user asks for no blocks in their place."""
+    """The mask, if it has halves and the user asks for nothing of the kernels."""
     return mask if mask is not None and mask.halves and not asked else None
 
 

@@ -218,17 +218,17 @@ def _run(
 def _listed(
     mask: BlockMask, call: Call, *, by_column: bool
 ) -> tuple[BlockMask, BlockLists]:
-    """A mask in the blocks that a kernel gains by, and its lists, all of one width."""
+    """A mask, cut into smaller blocks where it can be, and its lists."""
     cut = with_halves(mask, call.asked)
-    if cut is not None:
-        mask = for_keys(cut) if by_column else for_queries(cut, is_wide=False)
+    if cut is None:
+        return mask, mask.lists(transposed=by_column)
+    mask = for_keys(cut) if by_column else for_queries(cut, is_wide=False)
     lists = mask.lists(transposed=by_column)
-    sides = [lists.indices, lists.full_indices]
-    if cut is not None:
-        sides[0], _ = column_and_met(sides[0])
-    width = max(x.shape[-1] for x in sides)
+    columns, _ = column_and_met(lists.indices)  # the kernels ask every condition
+    width = max(columns.shape[-1], lists.full_indices.shape[-1])
     indices, full = (
-        jnp.pad(x, [(0, 0)] * 3 + [(0, width - x.shape[-1])]) for x in sides
+        jnp.pad(x, [(0, 0)] * 3 + [(0, width - x.shape[-1])])
+        for x in (columns, lists.full_indices)
     )
     return mask, lists._replace(indices=indices, full_indices=full)
 

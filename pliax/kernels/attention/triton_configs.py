@@ -55,10 +55,11 @@ TABLE = {
     ("backward_kv", 128, 4): Sizes(32, 16, 4, 1),
     ("backward_kv", 256, 4): Sizes(16, 16, 4, 1),
 }
-# Of masks in blocks of 64 rows, as sparse ones are cut into, where that is faster.
-# Microseconds for 12 documents in 4,096 and in 16,384 tokens, with `TABLE` and so, on
-# one H200: forward 86 and 79, 334 and 331 (64 channels); 145 and 136, 565 and 575;
-# for dq and dk, dv 557 and 418, 2,273 and 1,656 (eight warps are many for 64 rows).
+# Where a mask's blocks have 64 rows, or 64 is the power of two in them. Those that
+# sparse ones are cut into were measured: microseconds for 12 documents in 4,096 and in
+# 16,384 tokens, with `TABLE` and so, on one H200: forward 86 and 79, 334 and 331 (64
+# channels); 145 and 136, 565 and 575; for dq and dk, dv 557 and 418, 2,273 and 1,656
+# (eight warps are many for 64 rows).
 SMALL = {
     ("forward", 64, 2): Sizes(64, 64, 4, 2),
     ("forward", 128, 2): Sizes(64, 32, 4, 3),

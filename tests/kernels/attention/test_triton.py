@@ -136,6 +136,20 @@ def test_tiles_cut_blocks_and_fit(kernel, channels, dtype, blocks, stages):
     assert operands <= triton_configs.memory() * 1024
 
 
+def test_blocks_of_64_rows_have_sizes_of_their_own():
+    """Eight warps are for 128 rows."""
+    for kernel, channels, _ in triton_configs.SMALL:
+        cut, *rest = (
+            triton_configs.sizes_of(kernel, (channels, channels), BF16, blocks, {})
+            for blocks in ((64, 128), (192, 64), (128, 64), None)
+        )
+        small, whole = rest[0], rest[1:]
+        assert (cut.rows, cut.warps) == (small.rows, small.warps) == (64, 4)
+        assert cut != whole[0] == whole[1]
+    wide = triton_configs.sizes_of("backward_q", (128, 128), BF16, (128, 128), {})
+    assert (wide.rows, wide.warps) == (128, 8)
+
+
 def test_the_backward_pass_has_options_of_its_own():
     asked = {"block_q": 32, "bwd_block_q": 128, "bwd_block_kv": 32, "bwd_warps": 8}
     sizes = [
