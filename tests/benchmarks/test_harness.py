@@ -194,7 +194,7 @@ def test_a_step_on_many_devices_is_that_of_one_and_travels_twice_a_shape(tmp_pat
     rows = {row["rival"]: row for row in json.loads(output.read_text())["rows"]}
     errors = [row["max_error"] for row in rows.values()]
     np.testing.assert_allclose(errors, errors[0], rtol=0.1)
-    shapes = 2  # (16, 16), and (16, 64) in both orientations
+    shapes = 3  # (16, 16), (16, 64) and (64, 16)
     assert rows["sharded"]["collectives"] == {"all-to-all": 2 * shapes}
     assert rows["replicated"]["collectives"] == {"all-gather": shapes}
     for name in ("sharded", "replicated"):

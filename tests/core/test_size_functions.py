@@ -61,6 +61,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("options", [{}, {"unroll": 2}])
 @pytest.mark.parametrize("has_x64", [False, True])

@@ -236,6 +236,7 @@ def test_momentum_in_one_pass_does_what_two_do(monkeypatch, nesterov, method, re
         np.testing.assert_allclose(M, wanted[1][name], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 @pytest.mark.parametrize("devices", [2, 8])
 @pytest.mark.parametrize("spec", [P("fsdp"), P(None, "fsdp"), P()])

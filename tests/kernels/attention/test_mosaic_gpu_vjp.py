@@ -124,6 +124,7 @@ SHIFTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [None, -0.5])
 @pytest.mark.parametrize("far", [-900.0, 1e9, -1e9])
 @pytest.mark.parametrize("name", SHIFTS)
@@ -259,6 +260,7 @@ def test_the_visit_before_is_one_of_the_thread_block_and_none_before_the_first(
     assert (before, is_there) == (max(count - 1, 0), count > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mod", "mask", "T", "D", "heads"), [
     (None, None, 300, 64, 2), (None, None, 300, 128, 2), (None, None, 64, 64, 1),
     (alibi, causal, 300, 64, 2), (alibi, causal, 256, 128, 1), (alibi, None, 320, 64, 2),
