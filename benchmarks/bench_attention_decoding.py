@@ -45,7 +45,9 @@ KEYS = 131072  # for which the bar is
 AT_LEAST = 2**28  # bytes of keys and values that take turns: 5 times the GPU's cache
 STORES = 16  # that take turns at most, as each is a call that is compiled
 CALLS = 32  # in a row: a loop on the device takes 4 us a turn
-QUEUE_MS = 100.0  # at least: XLA takes 0.4 ms or more to start a program
+# By the first guess of a call, which is long: 40 to 70. XLA takes 0.4 ms or more to
+# start a program, whatever is in it.
+QUEUE_MS = 100.0
 PROGRAMS = ("none", "lengths", "ALiBi", "soft cap", "pages", "pages, ALiBi")
 OURS = {"pliax": "mosaic_gpu", "pliax xla": "xla"}
 TORCH = ("none", "lengths", "ALiBi", "soft cap")

@@ -513,7 +513,7 @@ def test_one_shape_travels_while_another_is_multiplied(kind):
         assert len(one_by_one) == len(sides)
         for (number, _), (_, before) in itertools.pairwise(one_by_one):
             assert number in before
-    for number, _ in back[1:]:  # XLA leaves out what nobody takes from a barrier
+    for number, _ in back[1:]:  # or XLA leaves out what came before
         assert not passed_in_vain(program, number)
 
 
