@@ -63,7 +63,9 @@ def _asks_for_slow(config):
     marks = config.getoption("markexpr").replace("not slow", "")
     is_thorough = settings.get_current_profile_name() == "thorough"
     named = config.getoption("keyword") or any("::" in x for x in config.args)
-    return is_thorough or "slow" in marks or bool(named) or config.getoption("lf", False)
+    return (
+        is_thorough or "slow" in marks or bool(named) or config.getoption("lf", False)
+    )
 
 
 def _without_most_slow_cases(items):
