@@ -52,6 +52,7 @@ from .loops import (
     search_by_size as search_by_size,
 )
 from .mosaic_gpu import (
+    any_exceeds as any_exceeds,
     load_elements as load_elements,
     store_rows as store_rows,
     take_number as take_number,

@@ -100,6 +100,49 @@ def take_number(counter: Any, to: Any, start: int) -> None:
     take(counter, to)
 
 
+def any_exceeds(rows: Any, bound: float, layout: Any) -> Any:
+    """In a Mosaic GPU kernel: whether any number that a warp holds exceeds a bound.
+
+    Warps may get different answers: what is done on a `True` must not need the others.
+
+    Args:
+        rows: Float32 numbers; NaN exceeds nothing.
+        bound: What they are compared with.
+        layout: How they lie in registers.
+    """
+    import jax.experimental.mosaic.gpu as mosaic
+    import jax.experimental.pallas.mosaic_gpu as plgpu
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import arith, llvm, vector
+
+    inline: Any = plgpu.inline_mgpu
+    scalar: Any = {"dtype": jnp.int32, "layout": plgpu.Layout.WG_SPLAT}
+
+    @inline(arg_types=(layout,), return_type=plgpu.ShapeDtypeStruct((), **scalar))
+    def vote(_: Any, rows: Any) -> Any:
+        integer, number = ir.IntegerType.get_signless(32), ir.F32Type.get()
+        limit = arith.constant(number, ir.FloatAttr.get(number, bound))
+        mine = arith.constant(integer, ir.IntegerAttr.get(integer, 0))
+        for register in rows.registers.flat:
+            (count,) = ir.VectorType(register.type).shape
+            for i in range(count):
+                at = {"dynamic_position": [], "static_position": [i]}
+                x = vector.extract(register, **at)
+                exceeds = arith.cmpf(arith.CmpFPredicate.OGT, x, limit)
+                mine = arith.ori(mine, arith.extui(integer, exceeds))
+        found = llvm.inline_asm(
+            integer,
+            [mine],
+            "{ .reg .pred p, q; setp.ne.s32 p, $1, 0; "
+            "vote.sync.any.pred q, p, 0xffffffff; selp.s32 $0, 1, 0, q; }",
+            "=r,r",
+            has_side_effects=True,
+        )
+        return mosaic.FragmentedArray.splat(found, (), is_signed=True)
+
+    return vote(rows) != 0
+
+
 def vote_not_finite(flags: Any, group: Any, sums: Any, layout: Any) -> None:
     """In a Mosaic GPU kernel: whether any number of any warpgroup is not finite.
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Int
 
@@ -33,6 +34,35 @@ class BlockLists(NamedTuple):
     indices: Leaf
     full_num: Leaf
     full_indices: Leaf
+
+
+class TellingLists(NamedTuple):
+    """For every row of blocks the columns to visit, in one list: full ones first.
+
+    Attributes:
+        full: How many are full, int32 (B, H, rows).
+        total: How many there are.
+        entries: Which, and what each meets (`column_and_met`), the first `total` valid,
+            full ones and others ascending; int32 (B, H, rows, columns).
+    """
+
+    full: Leaf
+    total: Leaf
+    entries: Leaf
+
+    def apart(self) -> BlockLists:
+        """Lists of partial and of full blocks, which tell nothing."""
+        columns, _ = column_and_met(self.entries)
+        full, total = self.full[..., None], self.total[..., None]
+        place = lax.broadcasted_iota(jnp.int32, columns.shape, 3)
+        behind = jnp.minimum(place + full, columns.shape[3] - 1)
+        partial = jnp.take_along_axis(columns, behind, axis=3)
+        return BlockLists(
+            self.total - self.full,
+            jnp.where(place < total - full, partial, 0),
+            self.full,
+            jnp.where(place < full, columns, 0),
+        )
 
 
 COLUMN_BITS, MET_BITS = 24, 7  # of an entry in a list that tells

@@ -46,6 +46,7 @@ from jaxtyping import Array, Float
 
 from pliax.kernels._hopper import MULTIPROCESSORS, shared_memory
 
+from .block_lists import BlockLists, TellingLists
 from .block_mask import BlockMask
 from .configs import (
     Config,
@@ -67,7 +68,7 @@ from .mosaic_gpu_tiles import (
     run_kernel,
 )
 from .mosaic_gpu_visits import reach
-from .refinement import for_queries, with_halves
+from .refinement import for_queries, halves_of
 from .row_statistics import filled, heads_first
 from .separation import MASK_MOD, SCORE_MOD
 
@@ -174,16 +175,17 @@ def _whole_rows(
     """Output and the statistics that the kernel writes, of whole tiles."""
     query, key, value = map(aligned, arrays)
     channels = key.shape[3], value.shape[3]
-    cut = with_halves(block_mask, asked)
-    if cut is not None:
-        block_mask = for_queries(cut, is_wide=max(channels) > 2 * CHANNELS)
+    lists = None if block_mask is None else block_mask.lists(transposed=False)
     call = call_of(arrays, block_mask, asked=asked, **static)
-    call = replace(call, lists_tell=cut is not None)
+    halves = halves_of(block_mask, asked)
+    if halves is not None:
+        sizes, lists = for_queries(halves, is_wide=max(channels) > 2 * CHANNELS)
+        call = replace(call, blocks=sizes, lists_tell=True)
     kind = Kernel("forward", channels, call.blocks, are_told=call.lists_tell)
     config = kind.config(call.asked)
     workers, room = _workers(call, config, channels, kind.room(config))
     how = {"workers": workers, "is_inference": is_inference}
-    run = _kernel(call, config, score_mod, block_mask, room, **how)
+    run = _kernel(call, config, score_mod, block_mask, lists, room, **how)
     out, *statistics = run(query, key, value)
     return out[:, : call.sizes["q"], :, : arrays[2].shape[3]], *statistics
 
@@ -237,7 +239,8 @@ def parts(
     if splits is None:
         blocks = B * H * -(-T // config.span)
         splits = splits_of(blocks, -(-key.shape[1] // config.columns))
-    run = _kernel(call, config, score_mod, block_mask, room, splits=splits)
+    lists = None if block_mask is None else block_mask.lists(transposed=False)
+    run = _kernel(call, config, score_mod, block_mask, lists, room, splits=splits)
     out, maximum, total = (
         x.reshape(-1, B, *x.shape[1:]) for x in run(query, key, value)
     )
@@ -249,6 +252,7 @@ def _kernel(
     config: Config,
     score_mod: Any,
     block_mask: BlockMask | None,
+    lists: BlockLists | TellingLists | None,
     room: int,
     *,
     splits: int | None = None,
@@ -262,6 +266,7 @@ def _kernel(
         config: How the kernel is cut into pieces.
         score_mod: The mod, or None.
         block_mask: The mask, or None.
+        lists: Of the blocks it is visited in.
         room: Bytes of shared memory that are left.
         splits: Parts of the keys, for sums over them.
         workers: Thread blocks that take one tile after another.
@@ -269,8 +274,7 @@ def _kernel(
     """
     blocks = {"q": config.span, "k": reach(config, call.blocks)}
     score, mask = mods_of(call, score_mod, block_mask, blocks)
-    lists = None if block_mask is None else block_mask.lists(transposed=False)
-    has_lists = block_mask is not None
+    has_lists = lists is not None
     kernel = _Forward(
         call, config, score, mask, has_lists, room, splits, workers, is_inference
     )
@@ -383,7 +387,9 @@ class _Forward:
             if self.is_inference
             else plgpu.SMEM((2, config.groups, config.rows), jnp.float32),
             plgpu.Barrier(num_barriers=config.groups),
-            (barriers(num_arrivals=1 + len(self.columns.places)), barriers()),
+            (barriers(num_arrivals=1 + len(self.columns.places)), barriers())
+            if not config.loads_together
+            else (barriers(num_arrivals=2),),
             (free, free),
             plgpu.Barrier(num_arrivals=config.groups),
             Verdict.scratch(config, interpret=self.call.interpret)

@@ -15,24 +15,19 @@ from jax import lax
 
 from pliax.core._jax import store_rows, take_number
 
-from .mosaic_gpu_conditions import Condition, all_meet, hide
+from .mosaic_gpu_forward_step import Step
 from .mosaic_gpu_merging import join
 from .mosaic_gpu_next_tiles import NextTiles
+from .mosaic_gpu_softmax import Softmax
 from .mosaic_gpu_tiles import (
     ROW,
     TILE,
-    ModOnTile,
     Tile,
     Verdict,
-    accumulate,
-    add_seen,
     await_copies,
     await_copies_read,
     i32,
-    load_row,
-    multiply,
     on_tile,
-    zeros,
 )
 from .mosaic_gpu_visits import Blocks, Visits, reach
 from .row_statistics import LOG2E
@@ -49,7 +44,7 @@ class Scratch:
     columns: Any  # what mods know of keys
     statistics: Any
     queries_here: Any
-    here: Any  # barriers of keys and values: loaded
+    here: Any  # barriers of keys and of values, or of both: loaded
     free: Any  # read by all
     turn: Any  # where warpgroups that compute wait for each other
     verdict: Any
@@ -220,26 +215,30 @@ class ThreadBlock:
             for side in (0, 1):
                 free = scratch.free[side].at[slot]
                 pl.when(count >= stages)(partial(plgpu.barrier_wait, free))
-                self.load(side, count, first, place)
+                self.load(side, slot, first, place)
                 if side == 0:
                     at, here = (*place[:2], first), scratch.here[0].at[slot]
                     given = scratch.columns, slot, at, here
                     self.kernel.columns.load(self.arrays[2:], *given)
 
-    def load(self, side: int, i: Any, first: Any, place: Any) -> None:
-        """Keys, side 0, or values of the i-th visit."""
+    def load(self, side: int, slot: Any, first: Any, place: Any) -> None:
+        """Keys, side 0, or values of a visit, of which the first key is told."""
         scratch, config = self.scratch, self.kernel.config
         b, h = self.kernel.call.place_of_keys(*place[:2])
-        slot, rows = lax.rem(i, i32(config.stages)), pl.ds(first, config.columns)
+        rows = pl.ds(first, config.columns)
         array, there = self.arrays[0][1 + side], (scratch.keys, scratch.values)[side]
-        here = scratch.here[side].at[slot]
+        here = scratch.here[0 if config.loads_together else side].at[slot]
         plgpu.copy_gmem_to_smem(array.at[b, rows, h], there.at[slot], here)
 
-    def load_both(self, visits: Visits, i: Any, place: Any) -> None:
-        """Keys and values of the i-th visit."""
-        first = visits.first(i)
-        for side in (0, 1):
-            self.load(side, i, first, place)
+    def load_first(self, visits: Visits, place: Any) -> None:
+        """Those of the first visits, where no other warpgroup does it."""
+        for n in range(self.kernel.config.stages):
+
+            @pl.when(n < visits.total)
+            def _(n: int = n) -> None:
+                first = visits.first(i32(n))
+                for side in (0, 1):
+                    self.load(side, n, first, place)
 
     # --- the warpgroups that compute ---
 
@@ -319,31 +318,35 @@ class ThreadBlock:
         config, call, scratch = self.kernel.config, self.kernel.call, self.scratch
         mine = scratch.queries.at[group, 0]
         if not config.has_mover:
-            for n in range(config.stages):
-                early = partial(self.load_both, visits, i32(n), (b, h))
-                pl.when(n < visits.total)(early)
+            self.load_first(visits, (b, h))
         whole = reach(config, call.blocks)
         tile = Tile(b, h, first, config, whole, "q", call.sizes, call.interpret)
         mods = self.kernel.score, self.kernel.mask
         score, mask = on_tile(tile, mods, self.arrays[2:])
         plgpu.barrier_wait(scratch.queries_here.at[group])
-        turn = group if config.shares_rows else i32(0)
-        step = _Step(self, visits, turn, mine, score, mask, tile, is_careful, before)
+        turn, softmax = group if config.shares_rows else i32(0), self.softmax
+        step = Step(
+            self, visits, turn, mine, score, mask, tile, softmax, is_careful, before
+        )
         here = scratch.here[0].at[step.slot(turn)]
         pl.when(visits.total > turn)(lambda: plgpu.barrier_wait(here))
         self.take_turn(group == 1)
-        empty = zeros(config.rows, value=-jnp.inf), zeros(config.rows)
-        carry = zeros(config.rows, self.arrays[0][2].shape[3]), *empty
-        full, total = map(step.count, (visits.full, visits.total))
-        carry = lax.fori_loop(i32(0), full, partial(step, is_full=True), carry)
-        carry = lax.fori_loop(full, total, partial(step, is_full=False), carry)
+        sums = softmax.end(step.over_all(softmax.start(self.arrays[0][2].shape[3])))
         self.take_turn(group == 0)
         is_spoiled = None
         if self.verdict is not None and not is_careful:
-            is_spoiled = self.verdict(group, carry[0])
+            is_spoiled = self.verdict(group, sums[0])
         heard = None if after is None else after()
-        self.store(group, (b, h, first), *carry)
+        self.store(group, (b, h, first), *sums)
         return is_spoiled if after is None else heard
+
+    @property
+    def softmax(self) -> Softmax:
+        """Of a warpgroup's rows."""
+        kernel, config = self.kernel, self.kernel.config
+        factor = LOG2E * (kernel.call.scale if kernel.is_linear else 1)
+        kind = kernel.is_linear, config.puts_off, kernel.call.interpret
+        return Softmax(config.rows, factor, *kind)
 
     def take_turn(self, condition: Any = None) -> None:
         """Lets the other warpgroup have the tensor cores, and waits for it."""
@@ -430,167 +433,3 @@ class ThreadBlock:
             plgpu.copy_smem_to_gmem(scratch.statistics.at[n, group], there)
         if not self.kernel.is_persistent:
             await_copies_read()
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One visit: its keys and values become part of output, maximum and sum."""
-
-    block: ThreadBlock
-    visits: Visits
-    turn: Any  # the first of its warpgroup's visits
-    queries: Any
-    score: ModOnTile | None
-    mask: ModOnTile | None
-    tile: Tile
-    is_careful: bool  # about hidden values that are not finite
-    before: Any  # visits for other tiles; None if there are none
-
-    def slot(self, i: Any) -> Any:
-        """Where the keys and values of the i-th visit are."""
-        i = i if self.before is None else self.before + i
-        return lax.rem(i, i32(self.tile.config.stages))
-
-    def count(self, visits: Any) -> Any:
-        """How many of the first visits are its warpgroup's."""
-        takers = self.block.kernel.config.takers
-        if takers == 1:
-            return visits
-        return lax.div(visits - self.turn + (takers - 1), i32(takers))
-
-    def __call__(self, n: Any, carry: Any, *, is_full: bool) -> Any:
-        acc, top, total = carry
-        block, config = self.block, self.block.kernel.config
-        i = n * config.takers + self.turn if config.shares_rows else n
-        scratch, slot = block.scratch, self.slot(i)
-        # Beside the product: lists are far away.
-        (first, met), following = self.place(i, is_full), self.following(i)
-        scores, seen = multiply(
-            self.queries, scratch.keys.at[slot], partial(self.meanwhile, first, is_full)
-        )
-        known = self.known(slot, is_full)
-        self.release(0, i, following)
-        weights, top, decay, added = self.soften(
-            scores, top, first, met, is_full, known, seen
-        )
-        acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0])
-        total = total * decay + added
-        acc, top, total, weights = lax.optimization_barrier((acc, top, total, weights))
-        self.await_values(slot)
-        if self.is_careful and not is_full:
-            acc = self.add_seen(acc, weights, self.visits.first(i), known[1])
-            self.await_next_keys(i)
-        else:
-            acc = accumulate(
-                acc, weights, scratch.values.at[slot], self.tile.interpret,
-                partial(self.await_next_keys, i),
-            )  # fmt: skip
-        self.release(1, i, following)
-        return acc, top, total
-
-    def meanwhile(self, first: Any, is_full: bool) -> list[Any]:
-        """While the tensor cores work: what hides scores, where no list tells it.
-
-        To ask later, and only what is not known to be met, takes less: 0.9 of the time
-        for documents of 341 tokens (64 channels, one H100).
-        """
-        self.block.take_turn()
-        lists_tell = self.block.kernel.call.lists_tell
-        if is_full or lists_tell or self.tile.config.has_mover:
-            return []
-        asked = self.conditions(first, {})
-        return [all_meet(asked)] if asked else []
-
-    def following(self, i: Any) -> Any:
-        """Where what takes the place of the i-th visit begins, if this loads it."""
-        config = self.tile.config
-        return None if config.has_mover else self.visits.ahead(i, config.stages)
-
-    def release(self, side: int, i: Any, following: Any) -> None:
-        """Keys or values that have been read make room for others."""
-        config, scratch = self.tile.config, self.block.scratch
-        if config.has_mover:
-            plgpu.barrier_arrive(scratch.free[side].at[self.slot(i)])
-            return
-        ahead = i + config.stages
-
-        @pl.when(ahead < self.visits.total)
-        def _() -> None:
-            plgpu.commit_smem()  # all warps have read
-            place = self.tile.b, self.tile.h
-            self.block.load(side, ahead, following, place)
-
-    def known(self, slot: Any, is_full: bool) -> list[dict[int, Any]]:
-        """What score_mod and mask_mod know of the keys, where it came with them."""
-        there = self.block.scratch.columns
-        known = partial(self.block.kernel.columns.known, there, slot)
-        return [known(self.score), known(None if is_full else self.mask)]
-
-    def place(self, i: Any, is_full: bool) -> tuple[Any, Any]:
-        """The first key of a visit, and what is met; None where nobody asks for it."""
-        is_asked = self.score is not None or not is_full
-        return self.visits.place(i) if is_asked else (None, None)
-
-    def soften(
-        self,
-        scores: Any,
-        top: Any,
-        first: Any,
-        met: Any,
-        is_full: bool,
-        known: Any,
-        seen: Any,
-    ) -> Any:
-        """Weights in half precision, the new maximum, exp(old - new), and the sum."""
-        kernel, factor = self.block.kernel, LOG2E
-        if kernel.is_linear:
-            factor *= kernel.call.scale
-        else:
-            scores = scores * kernel.call.scale
-        if self.score is not None:
-            (scores,) = self.score(first, scores, known[0])
-        if not is_full:
-            asked = [Condition.of(x) for x in seen]
-            asked = asked or self.conditions(first, known[1], met)
-            scores = hide(scores, -jnp.inf, asked)
-        new = jnp.maximum(top, scores.max(axis=1))
-        shift = jnp.where(new == -jnp.inf, 0.0, new)
-        if kernel.is_linear:
-            shifts = lax.broadcast_in_dim(shift * factor, scores.shape, [0])
-            weights = jnp.exp2(scores * factor - shifts)
-        else:  # a row may be at -1e9, where float32 has no room for a product
-            shifts = lax.broadcast_in_dim(shift, scores.shape, [0])
-            weights = jnp.exp2((scores - shifts) * factor)
-        decay = jnp.exp2((top - shift) * factor)
-        return weights.astype(self.queries.dtype), new, decay, weights.sum(axis=1)
-
-    def add_seen(self, acc: Any, weights: Any, first: Any, known: Any) -> Any:
-        """What is seen of each value in turn, instead of a product."""
-        tile, value = self.tile, self.block.arrays[0][2]
-        seen = all_meet(self.conditions(first, known))
-        place = self.block.kernel.call.place_of_keys(tile.b, tile.h)
-        row = partial(load_row, value, place, first, tile.sizes["k"])
-        return add_seen(acc, weights.astype(jnp.float32), seen, row)
-
-    def conditions(self, first: Any, known: Any, met: Any = None) -> list[Condition]:
-        """What hides scores of a partial block."""
-        real = self.tile.is_column_real(first)
-        found = [] if real is None else [Condition.of(real)]
-        if self.mask is None:
-            return found
-        return [*found, *self.mask.conditions(first, known, met)]
-
-    def await_values(self, slot: Any) -> None:
-        takes_turns = self.block.kernel.config.takes_turns
-        turn = self.block.scratch.turn
-        if takes_turns:
-            plgpu.barrier_arrive(turn)
-        plgpu.barrier_wait(self.block.scratch.here[1].at[slot])
-        if takes_turns:
-            plgpu.barrier_wait(turn)
-
-    def await_next_keys(self, i: Any) -> None:
-        following = i + self.block.kernel.config.takers
-        here = self.block.scratch.here[0].at[self.slot(following)]
-        wait = partial(plgpu.barrier_wait, here)
-        pl.when(following < self.visits.total)(wait)

@@ -23,6 +23,7 @@ from jax import Array, lax, numpy as jnp
 
 from pliax.kernels._hopper import shared_memory
 
+from .block_lists import BlockLists, TellingLists
 from .block_mask import BlockMask
 from .configs import Kernel
 from .mosaic_gpu import Call, mods_of
@@ -62,6 +63,7 @@ from .normalization import with_slope
 def gradients_of(
     names: str,
     call: Call,
+    lists: BlockLists | TellingLists | None,
     arrays: tuple[Array, ...],
     score_mod: Any,
     block_mask: BlockMask | None,
@@ -76,6 +78,7 @@ def gradients_of(
     Args:
         names: Which.
         call: What is static in the call.
+        lists: Of the mask's blocks: by row for "q", else by column.
         arrays: Query, key, value and the output's cotangent, aligned.
         score_mod: The mod, or None.
         block_mask: The mask, or None.
@@ -86,9 +89,7 @@ def gradients_of(
     query, key, value, d_out = arrays
     sides = ((query, d_out), (key, value))
     stay, visit = sides if rows == "q" else sides[::-1]
-    blocks, lists = call.blocks, None
-    if block_mask is not None:
-        lists = block_mask.lists(transposed=rows == "k")
+    blocks = call.blocks
     if blocks is not None and rows == "k":
         blocks = blocks[1], blocks[0]
     name, channels = "dq" if rows == "q" else "dkv", (key.shape[3], value.shape[3])

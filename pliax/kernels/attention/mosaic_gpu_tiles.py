@@ -22,7 +22,7 @@ from pliax.core._jax import load_elements, vote_not_finite
 from pliax.core.jaxprs import ClosedFunction
 from pliax.core.manual_axes import vary, varying_axes
 
-from .block_lists import MET_BITS, BlockLists
+from .block_lists import MET_BITS, BlockLists, TellingLists
 from .configs import Config
 from .mosaic_gpu_conditions import Condition
 from .separation import Hoisted, Separated, compute_outside, separate
@@ -582,6 +582,6 @@ def _of_copy(body: Any, copies: str, is_batched: Sequence[bool]) -> Any:
     return of_copy
 
 
-def as_lists(lists: BlockLists | None) -> tuple[jax.Array, ...]:
+def as_lists(lists: BlockLists | TellingLists | None) -> tuple[jax.Array, ...]:
     """A mask's lists as a kernel's operands."""
     return () if lists is None else tuple(jnp.asarray(x, jnp.int32) for x in lists)

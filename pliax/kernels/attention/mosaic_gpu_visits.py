@@ -29,7 +29,7 @@ class Visits(NamedTuple):
         full: How many visits see everything; they come first.
         total: How many there are.
         place: From the number of a visit to its first column, and to which conditions
-            of the mask a partial one meets, where lists tell; else None.
+            of the mask it meets, where lists tell; else None.
     """
 
     full: Any
@@ -66,7 +66,8 @@ class Blocks:
         sizes: Rows and columns of a mask's block; None without a mask.
         length: How many columns there are.
         config: The kernel's.
-        tell: Whether partial blocks say which conditions of the mask they meet.
+        tell: Whether the lists say which conditions of the mask each block meets
+            (`TellingLists`).
     """
 
     sizes: tuple[int, int] | None
@@ -83,10 +84,14 @@ class Blocks:
         """Full visits of the rows from `first` on, and all; () without lists."""
         if lists is None or self.sizes is None:
             return ()
-        num, _, full_num, _ = lists
-        at = _row(num, b, h, lax.div(first, i32(self.sizes[0])))
+        at = _row(lists[0], b, h, lax.div(first, i32(self.sizes[0])))
         per = i32(self.sizes[1] // self.config.columns)
-        return full_num[at] * per, (full_num[at] + num[at]) * per
+        if self.tell:
+            full, total = (x[at] for x in lists[:2])
+        else:
+            num, _, full_num, _ = lists
+            full, total = full_num[at], full_num[at] + num[at]
+        return full * per, total * per
 
     def visits(
         self, lists: Any, b: Any, h: Any, first: Any, counts: Any = None
@@ -97,19 +102,23 @@ class Blocks:
             full, total = self.length // step, -(-self.length // step)
             place = lambda i: (i * np.int32(step), None)  # noqa: E731
             return Visits(np.int32(full), np.int32(total), place)
-        num, indices, _, full_indices = lists
-        at = _row(num, b, h, lax.div(first, i32(self.sizes[0])))
+        at = _row(lists[0], b, h, lax.div(first, i32(self.sizes[0])))
         per = i32(self.sizes[1] // step)
         full, total = counts or self.counts(lists, b, h, first)
 
-        def column(i: Any) -> tuple[Any, Any]:
-            is_full, met = i < full, None
+        def told(i: Any) -> tuple[Any, Any]:
+            return column_and_met(lists[2][(*at, lax.div(i, per))])
+
+        def listed(i: Any) -> tuple[Any, Any]:
+            _, indices, _, full_indices = lists
+            is_full = i < full
             place = lax.div(jnp.where(is_full, i, i - full), per)
             whole = full_indices[(*at, jnp.where(is_full, place, 0))]
             part = indices[(*at, jnp.where(is_full, 0, place))]
-            if self.tell:
-                part, met = column_and_met(part)
-            block = jnp.where(is_full, whole, part)
+            return jnp.where(is_full, whole, part), None
+
+        def column(i: Any) -> tuple[Any, Any]:
+            block, met = told(i) if self.tell else listed(i)
             return (block * per + lax.rem(i, per)) * step, met
 
         return Visits(full, total, column)

@@ -35,6 +35,7 @@ from jaxtyping import Bool, Int
 
 from pliax.kernels._hopper import MULTIPROCESSORS, shared_memory
 
+from .block_lists import BlockLists, TellingLists
 from .block_mask import BlockMask
 from .configs import Kernel
 from .mosaic_gpu import CHANNELS, NOTHING, Call, aligned, call_of, mods_of
@@ -53,7 +54,7 @@ from .mosaic_gpu_split_vjp import gradients_of
 from .mosaic_gpu_tiles import as_lists, run_kernel
 from .mosaic_gpu_visits import reach
 from .normalization import with_slope
-from .refinement import for_keys, for_queries, with_halves
+from .refinement import for_keys, for_queries, halves_of
 from .row_statistics import filled, statistics
 
 
@@ -123,21 +124,28 @@ def _of_each_side(
     That for dq completes delta, as it has the output's cotangent in shared memory: for
     XLA to read both again takes 8 to 11 percent of the pass for short documents.
     """
-    channels, masks = max(x.shape[3] for x in arrays[1:3]), [block_mask] * 2
-    is_wide = channels > _WIDE
-    cut = None if is_wide else with_halves(block_mask, call.asked)
-    if cut is not None:
-        masks = [for_queries(cut, is_wide=channels > CHANNELS), for_keys(cut)]
-    of_queries, of_keys = (
-        replace(call, blocks=mask and mask.block_size, lists_tell=cut is not None)
-        for mask in masks
-    )
-    dq, delta = gradients_of("q", of_queries, arrays, score_mod, masks[0], known, out)
+    channels = max(x.shape[3] for x in arrays[1:3])
+    of_queries, of_keys = _in_blocks(call, block_mask, channels)
+    given = arrays, score_mod, block_mask
+    dq, delta = gradients_of("q", *of_queries, *given, known, out)
     delta = filled(delta, 2, known[-1].shape[2])  # beyond its tiles: 0 times NaN is NaN
     known, found = (*known[:-1], delta), [dq]
-    for names in ("k", "v") if is_wide else ("kv",):
-        found += gradients_of(names, of_keys, arrays, score_mod, masks[1], known)
+    for names in ("k", "v") if channels > _WIDE else ("kv",):
+        found += gradients_of(names, *of_keys, *given, known)
     return found
+
+
+def _in_blocks(
+    call: Call, block_mask: BlockMask | None, channels: int
+) -> list[tuple[Call, BlockLists | TellingLists | None]]:
+    """For queries, and for keys: the call in the blocks they gain by, and the lists."""
+    halves = None if channels > _WIDE else halves_of(block_mask, call.asked)
+    if halves is not None:
+        cuts = for_queries(halves, is_wide=channels > CHANNELS), for_keys(halves)
+        return [(replace(call, blocks=x.sizes, lists_tell=True), x.lists) for x in cuts]
+    if block_mask is None:
+        return [(call, None)] * 2
+    return [(call, block_mask.lists(transposed=x)) for x in (False, True)]
 
 
 def _all_gradients(

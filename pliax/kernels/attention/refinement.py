@@ -22,7 +22,14 @@ from jax.sharding import AbstractMesh, use_abstract_mesh
 
 from pliax.core.jaxprs import Program
 
-from .block_lists import COLUMN_BITS, MET_BITS, BlockLists, known, listed
+from .block_lists import (
+    COLUMN_BITS,
+    MET_BITS,
+    BlockLists,
+    TellingLists,
+    known,
+    listed,
+)
 from .block_mask import BlockMask
 from .classification import look_at
 from .normalization import flatten
@@ -47,8 +54,6 @@ _WHOLE, _HALF = 128, 64
 class Halves(NamedTuple):
     """Lists of the blocks of a mask, cut smaller.
 
-    What is known of a partial block stands above its column (`column_and_met`).
-
     Attributes:
         queries: Of 64 x 64, by row.
         keys: Of 64 x 64, by column, for the gradients of keys and values.
@@ -56,9 +61,21 @@ class Halves(NamedTuple):
             channels, for dq beyond 64.
     """
 
-    queries: BlockLists
-    keys: BlockLists
-    wide_queries: BlockLists
+    queries: TellingLists
+    keys: TellingLists
+    wide_queries: TellingLists
+
+
+class Cut(NamedTuple):
+    """The blocks that a kernel gains by.
+
+    Attributes:
+        sizes: Queries and keys of a block.
+        lists: Which there are, by row or by column.
+    """
+
+    sizes: tuple[int, int]
+    lists: TellingLists
 
 
 def refined(mask: BlockMask, sequences: int, heads: int) -> BlockMask:
@@ -146,30 +163,28 @@ class _Tiles(NamedTuple):
         place = np.ravel_multi_index((*many, column, row), shape)
         return self._replace(shape=shape, place=place)
 
-    def by_row(self) -> BlockLists:
-        """The columns of each row, those of partial blocks with what they meet."""
-        num, indices = self._listed(self.is_seen & ~self.is_full, self.met)
-        return BlockLists(num, indices, *self._listed(self.is_full, self.met * 0))
-
-    def _listed(self, chosen: Any, met: Any) -> tuple[jax.Array, jax.Array]:
-        """How many of each row there are, and their columns: a power of two, or less.
+    def by_row(self) -> TellingLists:
+        """The columns of each row, with what they meet: a power of two, or less.
 
         There are up to four times as many blocks as in the mask, few of them listed;
         and other documents seldom need another executable.
         """
-        columns = self.shape[3]
-        order = np.argsort(self.place[chosen])
-        place, met = self.place[chosen][order], met[chosen][order]
-        row, column = np.divmod(place, columns)
-        num = np.bincount(row, minlength=math.prod(self.shape[:3]))
-        width = min(columns, 1 << max(0, int(num.max()) - 1).bit_length())
-        indices = np.zeros((len(num), width), np.int32)
-        at = row, np.arange(len(row)) - (np.cumsum(num) - num)[row]
-        indices[at] = column | (met << COLUMN_BITS)
-        num, indices = (
-            x.reshape(*self.shape[:3], *x.shape[1:]) for x in (num, indices)
-        )
-        return jax.device_put((num.astype(np.int32), indices))
+        columns, rows = self.shape[3], math.prod(self.shape[:3])
+        seen = np.nonzero(self.is_seen)[0]
+        row = self.place[seen] // columns
+        seen = seen[np.lexsort((self.place[seen], ~self.is_full[seen], row))]
+        full, (row, column) = self.is_full[seen], np.divmod(self.place[seen], columns)
+        total, whole = (np.bincount(x, minlength=rows) for x in (row, row[full]))
+        width = min(columns, 1 << max(0, int(total.max()) - 1).bit_length())
+        met = np.where(full, 2**MET_BITS - 1, self.met[seen])
+        entries = np.zeros((rows, width), np.int32)
+        place = np.arange(len(row)) - (np.cumsum(total) - total)[row]
+        entries[row, place] = column | (met << COLUMN_BITS)
+        found = [
+            x.astype(np.int32).reshape(*self.shape[:3], *x.shape[1:])
+            for x in (whole, total, entries)
+        ]
+        return TellingLists(*jax.device_put(found))
 
 
 def _tiles(mask: BlockMask, flat: Program) -> _Tiles:
@@ -222,43 +237,23 @@ def _looked_at(mask: BlockMask, flat: Program, places: Any) -> list[tuple[Any, A
     return [(some[:count], every[:count]) for some, every in found]
 
 
-def with_halves(mask: BlockMask | None, asked: Mapping[str, int]) -> BlockMask | None:
-    """The mask, if it has halves and the user asks for nothing of the kernels."""
-    return mask if mask is not None and mask.halves and not asked else None
+def halves_of(mask: BlockMask | None, asked: Mapping[str, int]) -> Halves | None:
+    """Those of a mask that has them, if the user asks for nothing of the kernels."""
+    return mask.halves if mask is not None and mask.halves and not asked else None
 
 
-def for_queries(mask: BlockMask, *, is_wide: bool) -> BlockMask:
-    """The mask in the blocks that the forward kernel and that for dq gain by.
+def for_queries(halves: Halves, *, is_wide: bool) -> Cut:
+    """The blocks that the forward kernel and that for dq gain by.
 
     Args:
-        mask: With its halves.
+        halves: Of the mask.
         is_wide: Whether the kernel has so many channels that it gains by larger ones.
     """
-    if mask.halves is None:
-        return mask
-    lists = mask.halves.wide_queries if is_wide else mask.halves.queries
-    return replace(
-        mask,
-        kv_num_blocks=lists.num,
-        kv_indices=lists.indices,
-        full_kv_num_blocks=lists.full_num,
-        full_kv_indices=lists.full_indices,
-        block_size=(_WHOLE, _WHOLE) if is_wide else (_HALF, _HALF),
-        halves=None,
-    )
+    if is_wide:
+        return Cut((_WHOLE, _WHOLE), halves.wide_queries)
+    return Cut((_HALF, _HALF), halves.queries)
 
 
-def for_keys(mask: BlockMask) -> BlockMask:
-    """The mask in the blocks that the kernel for dk and dv gains by."""
-    if mask.halves is None:
-        return mask
-    lists = mask.halves.keys
-    return replace(
-        mask,
-        q_num_blocks=lists.num,
-        q_indices=lists.indices,
-        full_q_num_blocks=lists.full_num,
-        full_q_indices=lists.full_indices,
-        block_size=(_HALF, _HALF),
-        halves=None,
-    )
+def for_keys(halves: Halves) -> Cut:
+    """The blocks that the kernel for dk and dv gains by."""
+    return Cut((_HALF, _HALF), halves.keys)

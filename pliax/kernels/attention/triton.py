@@ -17,11 +17,11 @@ from pliax.core.manual_axes import vary, varying_axes
 from pliax.kernels._jax_triton import triton_call
 
 from . import triton_kernels as kernels
-from .block_lists import BlockLists, column_and_met
+from .block_lists import BlockLists
 from .block_mask import BlockMask
 from .diagonals import sees_itself
 from .normalization import with_slope
-from .refinement import for_keys, for_queries, with_halves
+from .refinement import for_keys, for_queries, halves_of
 from .row_statistics import heads_first, statistics
 from .separation import MASK_MOD, SCORE_MOD, compute_outside, is_literal, separate
 from .triton_configs import padded, sizes_of
@@ -181,10 +181,9 @@ def _run(
     """One kernel, over the tiles of all heads."""
     name, heads = kernel.__name__, call.sizes["h"]
     by_column = name == "backward_kv"
-    lists, blocks = (), None
+    lists, sides, blocks = (), None, None
     if block_mask is not None:
-        block_mask, lists = _listed(block_mask, call, by_column=by_column)
-        sides = block_mask.block_size
+        sides, lists = _listed(block_mask, call, by_column=by_column)
         blocks = (sides[1], sides[0]) if by_column else sides
     sizes = sizes_of(name, call.channels, call.dtype, blocks, call.asked)
     length, batch = call.sizes["k" if by_column else "q"], call.sizes["b"]
@@ -201,7 +200,7 @@ def _run(
         kernel,
         [*named, *listed, *captured],
         list(results),
-        _constants(call, name, mods, lists, block_mask, (*sizes[:2], tiles)),
+        _constants(call, name, mods, lists, sides, (*sizes[:2], tiles)),
     )
     run = partial(
         triton_call,
@@ -217,20 +216,13 @@ def _run(
 
 def _listed(
     mask: BlockMask, call: Call, *, by_column: bool
-) -> tuple[BlockMask, BlockLists]:
-    """A mask, cut into smaller blocks where it can be, and its lists."""
-    cut = with_halves(mask, call.asked)
-    if cut is None:
-        return mask, mask.lists(transposed=by_column)
-    mask = for_keys(cut) if by_column else for_queries(cut, is_wide=False)
-    lists = mask.lists(transposed=by_column)
-    columns, _ = column_and_met(lists.indices)  # the kernels ask every condition
-    width = max(columns.shape[-1], lists.full_indices.shape[-1])
-    indices, full = (
-        jnp.pad(x, [(0, 0)] * 3 + [(0, width - x.shape[-1])])
-        for x in (columns, lists.full_indices)
-    )
-    return mask, lists._replace(indices=indices, full_indices=full)
+) -> tuple[tuple[int, int], BlockLists]:
+    """Sizes of a mask's blocks, which are cut smaller where they can be, and lists."""
+    halves = halves_of(mask, call.asked)
+    if halves is None:
+        return mask.block_size, mask.lists(transposed=by_column)
+    cut = for_keys(halves) if by_column else for_queries(halves, is_wide=False)
+    return cut.sizes, cut.lists.apart()  # the kernels ask every condition
 
 
 def _one_by_one(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -244,24 +236,24 @@ def _constants(
     kernel: str,
     mods: Sequence[_Mod],
     lists: Any,
-    block_mask: BlockMask | None,
+    sides: tuple[int, int] | None,
     cut: tuple[int, int, int],
 ) -> list[Any]:
     """What a kernel is compiled for, in the order of its parameters.
 
-    The rows and columns of a tile, and how many tiles there are, are `cut`.
+    Queries and keys of a mask's block are `sides`; the rows and columns of a tile, and
+    how many tiles there are, are `cut`.
     """
     score, mask = mods
     slope = [] if kernel == "forward" else [score.results == 2]
     B, H, T, S = (call.sizes[axis] for axis in "bhqk")
     indices = lists[1].shape if lists else (1, 1, 1, 1)
-    blocks = (1, 1) if block_mask is None else block_mask.block_size
     return [
         *(score.function, mask.function, call.scale),
         *(bool(lists), call.has_unseen, call.is_linear, *slope),
         *(B, call.shares_keys, H, call.key_heads, T, S, *call.channels),
         *indices,
-        *blocks,
+        *(sides or (1, 1)),
         *map(padded, call.channels),
         *cut,
     ]

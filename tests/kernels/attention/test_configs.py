@@ -1,5 +1,7 @@
 """Laws of the choice of block sizes: no kernel is asked for more than a GPU has."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -50,15 +52,24 @@ def test_whatever_is_asked_divides_the_blocks_and_is_not_exceeded(
 
 
 def test_small_blocks_are_chosen_where_the_masks_are():
-    small = Config(columns=64, groups=1, movers=0)
+    backward = Config(columns=64, groups=1, movers=0)
+    small = replace(backward, puts_off=True)
     assert Kernel("forward", (64, 64), (64, 64)).config({}) == small
     asked = {"block_q": 64, "block_kv": 64}
     assert Kernel("forward", (64, 64), (128, 128)).config(asked) == small
     wide = (128, 128), (64, 64)
     assert Kernel("forward", *wide).config({}) == small
     told = Kernel("forward", *wide, are_told=True).config({})
-    assert told == Config(columns=64, groups=1, movers=0, stages=1)
-    assert Kernel("dkv", *wide).config({}) == small
+    assert told == replace(small, stages=1)
+    assert Kernel("dkv", *wide).config({}) == backward
+
+
+@pytest.mark.parametrize("blocks", [None, (128, 128), (64, 64)])
+def test_the_softmax_puts_off_what_it_can_but_with_a_mover_and_few_channels(blocks):
+    for D in (64, 128, 256):
+        config = Kernel("forward", (D, D), blocks).config({})
+        assert config.puts_off == (D > 64 or not config.has_mover)
+    assert not Kernel("dq", (64, 64), blocks).config({}).puts_off
 
 
 @pytest.mark.slow

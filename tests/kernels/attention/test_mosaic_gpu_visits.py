@@ -4,10 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import given, strategies as st
 
+from pliax.kernels.attention.block_lists import COLUMN_BITS, TellingLists
 from pliax.kernels.attention.configs import Config
 from pliax.kernels.attention.mosaic_gpu_visits import Blocks
 
 
+WHICH = {"full"}, {"full", "partial"}  # what a list that tells counts
 KINDS = st.lists(st.sampled_from(["empty", "partial", "full"]), min_size=1, max_size=9)
 
 
@@ -39,6 +41,30 @@ def test_backwards_every_listed_tile_comes_once_and_the_last_first(kinds, per):
     tiles = [(n * per + i, x) for n, x in enumerate(kinds) for i in range(per)]
     wanted = [(n, x == "full") for n, x in tiles if x != "empty"]
     assert found == wanted[::-1]
+
+
+@given(kinds=KINDS, per=st.sampled_from([1, 2, 3]), tell=st.booleans())
+def test_every_listed_tile_comes_once_and_full_ones_first(kinds, per, tell):
+    lists, met = as_lists(kinds), dict.fromkeys(range(len(kinds)))
+    if tell:
+        met = {n: 127 if x == "full" else n + 1 for n, x in enumerate(kinds)}
+        order = sorted(met, key=lambda n: ["full", "partial", "empty"].index(kinds[n]))
+        full, total = (jnp.full((1, 1, 1), sum(x in y for x in kinds)) for y in WHICH)
+        entries = jnp.array([n | met[n] << COLUMN_BITS for n in order])
+        lists = TellingLists(full, total, entries[None, None, None])
+    blocks = Blocks((64, 64 * per), 64 * per * len(kinds), Config(columns=64), tell)
+    visits = blocks.visits(lists, 0, 0, jnp.int32(0))
+    wanted = [
+        (64 * (n * per + i), met[n])
+        for kind in ("full", "partial")
+        for n, x in enumerate(kinds)
+        for i in range(per)
+        if x == kind
+    ]
+    found = [visits.place(jnp.asarray(i)) for i in range(int(visits.total))]
+    assert [(int(x), y if y is None else int(y)) for x, y in found] == wanted
+    assert int(visits.full) == per * kinds.count("full")
+    assert int(visits.ahead(visits.total - 1, 2)) == wanted[-1][0] if wanted else True
 
 
 @given(length=st.integers(1, 400))

@@ -86,13 +86,16 @@ def test_halves_are_the_blocks_of_a_mask_of_their_size(
         met = [in_blocks(x, size, beyond=True)[1] for x in asked]
         if is_transposed:
             some, every, *met = (x.swapaxes(2, 3) for x in (some, every, *met))
-        columns, told = column_and_met(lists.indices)
-        partial, full = spread(lists._replace(indices=columns), some.shape[3])
+        partial, full = spread(lists.apart(), some.shape[3])
         np.testing.assert_array_equal(partial, some & ~every)
         np.testing.assert_array_equal(full, every)
+        columns, told = map(np.asarray, column_and_met(lists.entries))
+        is_listed = listed(*map(np.asarray, (lists.total, columns)))
+        is_full = listed(*map(np.asarray, (lists.full, columns)))
+        in_lists = np.take_along_axis(np.asarray(full), columns, axis=3)
+        np.testing.assert_array_equal(is_full[is_listed], in_lists[is_listed])
         for n, of_blocks in enumerate(met):
             in_lists = np.take_along_axis(of_blocks, columns, axis=3)
-            is_listed = listed(*map(np.asarray, (lists.num, columns)))
             is_told = (told >> n) & 1 == 1
             assert np.array_equal(is_told[is_listed], in_lists[is_listed])
 
@@ -108,8 +111,8 @@ def in_blocks(dense, size, beyond=False):
 
 def test_halves_made_while_a_function_is_traced_are_there_for_others():
     mask = documents(384)
-    first = jax.jit(lambda: jnp.asarray(refined(mask).halves.keys.num))()
-    assert np.array_equal(refined(mask).halves.keys.num, first)
+    first = jax.jit(lambda: jnp.asarray(refined(mask).halves.keys.total))()
+    assert np.array_equal(refined(mask).halves.keys.total, first)
     assert refined(mask).halves is refined(mask).halves
 
 
@@ -128,15 +131,15 @@ def test_halves_are_made_under_any_mesh_of_arrays_on_it(kind):
 
     with jax.set_mesh(mesh):
         jax.jit(jax.shard_map(look, in_specs=P(), out_specs=P()))(jnp.ones(2))
-    assert found[0].wide_queries.num.shape == (1, 1, 8)
-    jnp.add(1, found[0].keys.num)  # it lies where other arrays do
+    assert found[0].wide_queries.total.shape == (1, 1, 8)
+    jnp.add(1, found[0].keys.total)  # it lies where other arrays do
 
 
 def test_wide_kernels_keep_the_blocks_of_queries():
-    mask = refined(documents(384))
-    assert for_queries(mask, is_wide=True).block_size == (128, 128)
-    assert for_queries(mask, is_wide=False).block_size == (64, 64)
-    assert for_keys(mask).block_size == (64, 64)
+    halves = refined(documents(384)).halves
+    assert for_queries(halves, is_wide=True) == ((128, 128), halves.wide_queries)
+    assert for_queries(halves, is_wide=False) == ((64, 64), halves.queries)
+    assert for_keys(halves) == ((64, 64), halves.keys)
 
 
 @pytest.mark.parametrize("size", [64, 192, (128, 64)])
