@@ -71,3 +71,21 @@ def test_maxima_may_grow_by_anything_from_one_visit_to_the_next(kind, level):
     formula = partial(plain, kind=kind)
     found, golden = fused(kind)(*given), in_float64(formula, *given)
     assert_error_rule(found, formula(*given), golden)
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0, -3.0])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_row_may_see_nothing_in_its_first_visits_at_any_scale(scale, dtype):
+    mask_mod = px.kernels.masks.sliding_window(40)
+    mask = px.create_block_mask(mask_mod, None, None, S, S, block_size=64)
+    arrays = tuple(x.astype(dtype) for x in arrays_of("small"))
+
+    def formula(*arrays):
+        return plain_attention(*arrays, visible=mask_mod, scale=scale)
+
+    out, aux = px.flex_attention(
+        *arrays, block_mask=mask, scale=scale, return_aux=EVERYTHING,
+        implementation="mosaic_gpu", kernel_options={"interpret": 1},
+    )  # fmt: skip
+    found = out, aux.lse, aux.max_scores
+    assert_error_rule(found, formula(*arrays), in_float64(formula, *arrays))
