@@ -4,6 +4,8 @@ import itertools
 import json
 import sys
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import chex
 import jax
@@ -44,6 +46,23 @@ def test_of_the_options_of_torch_the_faster_ones_count(autotuned, ratio):
     rows = [{**row, "rival": name, "median_ms": ms} for name, ms in times.items()]
     (found,) = bench.verdicts(rows)
     assert found["ratio"] == pytest.approx(ratio) and not found["passed"]
+
+
+def test_who_asks_for_more_takes_turns_with_who_does_not():
+    ran, names = [], ["pliax", "cuDNN", bench.ASKED]
+    clocks = [lambda x=x: ran.append(x) or float(len(ran)) for x in names]
+    entrants: Any = [SimpleNamespace(name=x) for x in names]
+    times, without = bench.samples_of(entrants, clocks, 3)
+    assert [len(x) for x in times] == [3, 3, 12] and len(without) == 12
+    assert set(ran[:6]) == {"pliax", "cuDNN"} and "cuDNN" not in ran[6:]
+    for pair in zip(ran[6::2], ran[7::2], strict=True):
+        assert set(pair) == {"pliax", bench.ASKED}
+    assert bench.samples_of(entrants[:2], clocks[:2], 3)[1] == []
+    row = {"program": "alibi", "S": 4096, "D": 128, "direction": "forward"}
+    rows = [{**row, "rival": "pliax", "median_ms": 1.0}]
+    rows.append({**row, "rival": bench.ASKED, "median_ms": 2.0, "without_ms": [1.9]})
+    (found,) = bench.verdicts(rows)
+    assert found["ratio"] == pytest.approx(0.95) and not found["passed"]
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])

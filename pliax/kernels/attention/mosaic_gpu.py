@@ -10,10 +10,10 @@ maximum m, the sum l and the unnormalised output in registers:
 
 Two warpgroups take turns: while one computes its softmax the tensor cores work for the
 other. Where registers have room the sums wait until a maximum has grown by much
-(`mosaic_gpu_softmax`). Without a mod the scale is part of the exponent. Of a key that the mask hides the
-weight is 0, and 0 times NaN is not: if a mask may leave a key to nobody, and the output
-is not finite, a thread block starts again, and adds the values of partial blocks one by
-one where they are seen.
+(`mosaic_gpu_softmax`). Without a mod the scale is part of the exponent. Of a key that
+the mask hides the weight is 0, and 0 times NaN is not: if a mask may leave a key to
+nobody, and the output is not finite, a thread block starts again, and adds the values
+of partial blocks one by one where they are seen.
 
 Where there are more tiles than multiprocessors a thread block takes one after another.
 A counter in global memory says which nobody has, the warpgroup that moves asks it and
