@@ -68,17 +68,21 @@ def _asks_for_slow(config):
     )
 
 
+def _law(item):
+    return item.nodeid.partition("[")[0]
+
+
 def _without_most_slow_cases(items):
-    seen, kept = Counter(), []
-    for item in items:
-        law = item.nodeid.partition("[")[0]
-        is_slow = item.get_closest_marker("slow") is not None
-        n = seen[law]
+    slow = [x for x in items if x.get_closest_marker("slow") is not None]
+    counts, seen, kept = Counter(map(_law, slow)), Counter(), set(items) - set(slow)
+    for item in slow:
+        law = _law(item)
+        n, first = seen[law], zlib.crc32(law.encode()) % min(counts[law], _SLOW_CASES)
         # Of neighbours another each time: parameters come again and again.
-        if not is_slow or (n + n // _SLOW_CASES) % _SLOW_CASES == 0:
-            kept.append(item)
-        seen[law] += is_slow
-    return kept
+        if (n + n // _SLOW_CASES) % _SLOW_CASES == first:
+            kept.add(item)
+        seen[law] += 1
+    return [x for x in items if x in kept]
 
 
 # Linux allows a process 65,530 mappings of memory, and an executable takes a few: a

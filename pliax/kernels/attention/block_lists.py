@@ -69,7 +69,7 @@ COLUMN_BITS, MET_BITS = 24, 7  # of an entry in a list that tells
 
 
 def column_and_met(entry: Any) -> tuple[Any, Any]:
-    """The column of a partial block, and a bit for each condition: whether it is met.
+    """The column of a block, and a bit for each condition: whether all scores meet it.
 
     Of a condition there is no bit for, it is not said.
     """

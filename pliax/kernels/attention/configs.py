@@ -145,10 +145,10 @@ class Config:
 
     @property
     def loads_together(self) -> bool:
-        """Whether keys and values of a visit start to load at the same time.
+        """Forward, whether keys and values of a visit start to load at the same time.
 
-        Without a mover that is when both have been read, of two visits that are in
-        shared memory. One visit's keys load while its values are still needed.
+        Without a mover that is when both have been read, if two visits are in shared
+        memory. If it is one, the next keys load while its values are still needed.
         """
         return not self.has_mover and self.stages > 1
 

@@ -90,7 +90,7 @@ class Call:
         shares_keys: Whether all sequences have the same keys and values.
         blocks: Queries and keys of a mask's block; None without a mask.
         lists_tell: Whether the mask's lists tell which of its conditions all scores of
-            a partial block meet (`refinement`).
+            a block meet (`refinement`).
         has_unseen: Whether a key may be seen by nobody, and a query may see nothing:
             they may hold anything.
         interpret: Whether JAX's interpreter runs the kernels.

@@ -110,9 +110,10 @@ class Step:
     def release(self, side: int, i: Any, slot: Any, ahead: Any) -> None:
         """Keys or values that have been read make room for others.
 
-        Those that load together do so when both have been read. Copies wait for all
-        warps: what tensor cores have read needs no fence, but the interpreter, which
-        reads as threads do, is told.
+        Those that load together do so when both have been read. A copy has a barrier
+        of Pallas's own before it (`unsafe_no_auto_barriers` would leave it out): all
+        warps have read. What tensor cores read needs no fence, but the interpreter,
+        which reads as threads do, is told.
         """
         config, block = self.tile.config, self.block
         if config.has_mover:

@@ -8,8 +8,9 @@ exp(m - m') times as large, in every visit.
 
 A kernel may put off what can wait. Then c stays until a maximum exceeds it by `SLACK`
 in the exponent of two, which is rare after the first visits of a row: weights are at
-most 2^SLACK, and as exact as below 1, since their point floats. And threads that hold a
-row add their sums of weights in the end.
+most 2^SLACK, and as exact as below 1, since their point floats; sums with values become
+infinite so much earlier, where values are beyond 1e34. And threads that hold a row add
+their sums of weights in the end.
 
 References:
     Dao, "FlashAttention-2", 2023, section 3.1.
@@ -28,7 +29,7 @@ from .mosaic_gpu_tiles import ROW, zeros
 
 
 SLACK = 8.0  # FlashAttention-4's; float16 has room for 2^15
-_LOWEST = -3e38  # of float32, nearly
+_LOWEST = float(jnp.finfo(jnp.float32).min)  # which a score may be, as a mask of users'
 _SIDE = 8  # columns that a row of threads holds side by side, added in the end
 
 
@@ -68,11 +69,15 @@ class Softmax:
     interpret: bool
 
     def start(self, channels: int) -> Sums:
-        """Nothing found yet."""
+        """Nothing found yet: the level is the least that a score can be.
+
+        If the factor comes first that is the least whose product is a number.
+        """
         acc, top = zeros(self.rows, channels), zeros(self.rows, value=-jnp.inf)
         if not self.puts_off:
             return Sums(acc, top, None, zeros(self.rows))
-        level = zeros(self.rows, value=_LOWEST / max(1.0, self.factor))
+        lowest = _LOWEST / max(1.0, self.factor) if self.is_linear else _LOWEST
+        level = zeros(self.rows, value=lowest)
         return Sums(acc, top, level, zeros(self.rows, _SIDE))
 
     def __call__(self, scores: Any, sums: Sums) -> tuple[Any, Sums]:
@@ -91,8 +96,8 @@ class Softmax:
         """Sums of weights times values, maximum and sum of weights, relative to it."""
         if not self.puts_off:
             return sums.acc, sums.top, sums.total
-        change = jnp.exp2((sums.level - _finite(sums.top)) * self.factor)
-        acc, top, _, total = _times(sums, change)
+        grown = (sums.level - _finite(sums.top)) * self.factor
+        acc, top, _, total = _times(sums, jnp.exp2(jnp.minimum(grown, 0.0)))
         return acc, top, total.sum(axis=1)
 
     def _grown(self, sums: Sums) -> Sums:

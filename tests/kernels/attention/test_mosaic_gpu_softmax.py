@@ -1,6 +1,6 @@
 """Laws of the fused softmax, in JAX's interpreter."""
 
-from functools import cache, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -29,35 +29,44 @@ def raised(level):
     return lambda s, b, h, q, k: s + level[k // VISIT].astype(s.dtype)
 
 
+def lowest(s, b, h, q, k):
+    """As a mask: nothing is left of every fourth row, and of others what is ahead."""
+    return jnp.where((q % 4 == 0) | (k < q), jnp.finfo(s.dtype).min, s)
+
+
 def visible(kind):
     return px.kernels.masks.causal if KINDS[kind][1] else None
 
 
-def plain(arrays, level, kind):
-    return plain_attention(*arrays, score=raised(level), visible=visible(kind))
+def plain(arrays, kind, score=None, scale=None):
+    kw = {"score": score, "visible": visible(kind), "scale": scale}
+    return plain_attention(*arrays, **kw)
 
 
-@cache
-def fused(kind):
+def fused(arrays, kind, score=None, scale=None):
     block, mask = KINDS[kind][1], None
     if block:
         sizes = None, None, S, S
         mask = px.create_block_mask(visible(kind), *sizes, block_size=block)
-
-    @jax.jit
-    def attend(arrays, level):
-        out, aux = px.flex_attention(
-            *arrays, score_mod=raised(level), block_mask=mask, return_aux=EVERYTHING,
-            implementation="mosaic_gpu", kernel_options={"interpret": 1},
-        )  # fmt: skip
-        return out, aux.lse, aux.max_scores
-
-    return attend
+    out, aux = px.flex_attention(
+        *arrays, score_mod=score, block_mask=mask, scale=scale, return_aux=EVERYTHING,
+        implementation="mosaic_gpu", kernel_options={"interpret": 1},
+    )  # fmt: skip
+    return out, aux.lse, aux.max_scores
 
 
-def arrays_of(kind):
+@partial(jax.jit, static_argnums=2)
+def fused_at(arrays, level, kind):
+    return fused(arrays, kind, raised(level))
+
+
+def arrays_of(kind, dtype=jnp.bfloat16):
     shape = 1, S, 1, KINDS[kind][0]
-    return tuple(gaussian(n, shape, jnp.bfloat16) for n in range(3))
+    return tuple(gaussian(n, shape, dtype) for n in range(3))
+
+
+def assert_as_exact(found, formula, *given):
+    assert_error_rule(found, formula(*given), in_float64(formula, *given))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,25 +76,76 @@ def arrays_of(kind):
 @example(np.arange(0, 300, 60.0))
 @example(np.full(5, -1e9))
 def test_maxima_may_grow_by_anything_from_one_visit_to_the_next(kind, level):
-    given = arrays_of(kind), jnp.asarray(level, jnp.float32)
-    formula = partial(plain, kind=kind)
-    found, golden = fused(kind)(*given), in_float64(formula, *given)
-    assert_error_rule(found, formula(*given), golden)
+    arrays, level = arrays_of(kind), jnp.asarray(level, jnp.float32)
+
+    def formula(arrays, level):
+        return plain(arrays, kind, raised(level))
+
+    assert_as_exact(fused_at(arrays, level, kind), formula, arrays, level)
+
+
+@pytest.mark.parametrize("kind", ["small", "wide"])
+@pytest.mark.parametrize("step", [8.0, 20.0])
+def test_float16_has_room_for_weights_whose_maximum_grows(kind, step):
+    arrays = arrays_of(kind, jnp.float16)
+    level = step * jnp.arange(S // VISIT, dtype=jnp.float32)
+
+    def formula(arrays, level):
+        return plain(arrays, kind, raised(level))
+
+    assert_as_exact(fused_at(arrays, level, kind), formula, arrays, level)
+
+
+@pytest.mark.parametrize("kind", ["small", "wide"])
+@pytest.mark.parametrize("scale", [0.1, 3.0, 30.0])
+@pytest.mark.parametrize("step", [4, 60])
+def test_maxima_of_products_alone_may_grow_at_any_scale(kind, scale, step):
+    query, key, value = (x.astype(jnp.float32) for x in arrays_of(kind))
+    levels = step * jnp.repeat(jnp.arange(S // VISIT, dtype=jnp.float32), VISIT)
+    query = 0.05 * query + 1 / query.shape[3]
+    arrays = query, 0.05 * key + levels[None, :, None, None], value
+    arrays = tuple(x.astype(jnp.bfloat16) for x in arrays)
+    formula = partial(plain, kind=kind, scale=scale)
+    assert_as_exact(fused(arrays, kind, scale=scale), formula, arrays)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_may_be_the_least_number_there_is(kind):
+    arrays = arrays_of(kind)
+
+    def some(results):  # the other rows' statistics are as large as numbers are
+        out, *statistics = results
+        return out, *(x.reshape(-1, 4)[:, 1:] for x in statistics)
+
+    def formula(arrays):
+        return some(plain(arrays, kind, lowest))
+
+    found = fused(arrays, kind, lowest)
+    assert_as_exact(some(found), formula, arrays)
+    for x in found[1:]:
+        assert (x.reshape(-1, 4)[:, 0] == jnp.finfo(jnp.float32).min).all()
+
+
+@pytest.mark.parametrize("kind", ["small", "wide"])
+def test_products_that_are_no_numbers_once_scaled_hide_all(kind):
+    query, _, value = arrays_of(kind)
+    huge = jnp.full_like(query, 4e18 / query.shape[3] ** 0.5)  # products of -1.6e37
+    found = fused((huge, -huge, value), kind, scale=30.0)
+    for x, wanted in zip(found, (0.0, -jnp.inf, -jnp.inf), strict=True):
+        assert (x == wanted).all()
 
 
 @pytest.mark.parametrize("scale", [0.1, 3.0, -3.0])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_a_row_may_see_nothing_in_its_first_visits_at_any_scale(scale, dtype):
-    mask_mod = px.kernels.masks.sliding_window(40)
+    mask_mod, arrays = px.kernels.masks.sliding_window(40), arrays_of("small", dtype)
     mask = px.create_block_mask(mask_mod, None, None, S, S, block_size=64)
-    arrays = tuple(x.astype(dtype) for x in arrays_of("small"))
 
-    def formula(*arrays):
+    def formula(arrays):
         return plain_attention(*arrays, visible=mask_mod, scale=scale)
 
     out, aux = px.flex_attention(
         *arrays, block_mask=mask, scale=scale, return_aux=EVERYTHING,
         implementation="mosaic_gpu", kernel_options={"interpret": 1},
     )  # fmt: skip
-    found = out, aux.lse, aux.max_scores
-    assert_error_rule(found, formula(*arrays), in_float64(formula, *arrays))
+    assert_as_exact((out, aux.lse, aux.max_scores), formula, arrays)
