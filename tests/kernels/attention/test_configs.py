@@ -64,12 +64,22 @@ def test_small_blocks_are_chosen_where_the_masks_are():
     assert Kernel("dkv", *wide).config({}) == backward
 
 
-@pytest.mark.parametrize("blocks", [None, (128, 128), (64, 64)])
-def test_the_softmax_puts_off_what_it_can_but_with_a_mover_and_few_channels(blocks):
-    for D in (64, 128, 256):
-        config = Kernel("forward", (D, D), blocks).config({})
-        assert config.puts_off == (D > 64 or not config.has_mover)
-    assert not Kernel("dq", (64, 64), blocks).config({}).puts_off
+@pytest.mark.parametrize(
+    ("name", "channels", "blocks", "puts_off"),
+    [
+        ("forward", (64, 64), None, False),
+        ("forward", (64, 64), (128, 128), False),
+        ("forward", (64, 64), (64, 64), True),
+        ("forward", (64, 128), None, True),
+        ("forward", (128, 128), (128, 128), True),
+        ("forward", (256, 256), None, True),
+        ("dq", (128, 128), (64, 64), False),
+    ],
+)
+def test_the_softmax_puts_off_where_registers_have_room(
+    name, channels, blocks, puts_off
+):
+    assert Kernel(name, channels, blocks).config({}).puts_off == puts_off
 
 
 @pytest.mark.slow
