@@ -732,6 +732,24 @@ def test_the_interpreter_is_refused_for_several_devices_of_a_shard_map():
     assert jax.eval_shape(mapped(1), X2).shape == X2.shape
 
 
+def test_what_is_asked_for_beside_the_interpreter_does_not_keep_it_waiting():
+    @jax.jit
+    def attend(x):
+        kw = {"implementation": "mosaic_gpu", "kernel_options": INTERPRET}
+        return px.flex_attention(x, x, x, **kw)
+
+    product = jax.jit(lambda x: x @ x @ x)
+    slow = lambda: X + product(jnp.zeros((1500, 1500)))[0, 0].astype(X.dtype)  # noqa: E731
+    many = jnp.ones((64, 64))
+    jax.block_until_ready((attend(X), slow(), jnp.sin(many) + 1))
+    for _ in range(5):
+        found = attend(slow())  # which nobody has waited for
+        for _ in range(100):  # of which XLA would let 32 be in flight
+            many = jnp.sin(many) + 1
+        np.testing.assert_array_equal(found, X)
+    assert many.shape == (64, 64)
+
+
 def test_small_blocks_and_loops_in_a_mod_are_refused_with_the_reason():
     attend = partial(
         px.flex_attention,
