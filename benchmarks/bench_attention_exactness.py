@@ -206,6 +206,8 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
+    if options.quick:
+        harness.prepare_interpreter()
     record, rows = harness.environment_record(), []
     for case in (CASES[n] for n in options.cases):
         if options.quick:

@@ -506,6 +506,8 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
+    if options.quick:
+        harness.prepare_interpreter()
     record, rows = harness.environment_record(), []
     for S, D, program in product(options.lengths, options.channels, options.rows):
         batch, heads = (1, 2) if options.quick else (max(2, 16384 // S), 16)

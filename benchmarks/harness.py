@@ -37,6 +37,17 @@ RIVALS = ("torch",)  # where they are installed
 MIB = 2**20
 
 
+def prepare_interpreter() -> None:
+    """Before JAX starts: lets interpreted kernels run that wait for each other.
+
+    They wait in XLA's threads, one a core otherwise, and run computations of their own,
+    of which XLA lets 32 be in flight on a device: dispatched asynchronously, what comes
+    after a kernel takes these places and waits for it, and it waits for a place.
+    """
+    os.environ.setdefault("PJRT_NPROC", "16")
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+
+
 @dataclass(frozen=True)
 class Rival:
     """One implementation: a function that can be jitted, and its arguments.

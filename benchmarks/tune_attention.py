@@ -171,6 +171,8 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
+    if options.quick:
+        harness.prepare_interpreter()
     record, rows = harness.environment_record(), []
     for S, D, program in product(options.lengths, options.channels, options.programs):
         batch, heads = (1, 1) if options.quick else (max(2, 16384 // S), 16)

@@ -338,8 +338,9 @@ def flex_attention(
             `bwd_warps`, which share a tile. For "mosaic_gpu" also `interpret`, 1 to
             run the kernels in JAX's interpreter, on any device, slowly. Its kernels
             wait for each other in XLA's threads, of which a CPU has one a core, and for
-            the 32 places of computations in flight: set the environment's PJRT_NPROC to
-            16 and JAX_CPU_ENABLE_ASYNC_DISPATCH to false, or it may wait forever.
+            32 places for computations in flight: set the environment's PJRT_NPROC to
+            16 and JAX's option jax_cpu_enable_async_dispatch to False before its first
+            computation, or they may wait forever.
 
     Returns:
         The output, (B, T, H, V), in the query's dtype; with `return_aux` the pair
