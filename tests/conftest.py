@@ -19,9 +19,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Kernels in the interpreter of Mosaic GPU wait in threads of XLA, one a core otherwise.
 os.environ.setdefault("PJRT_NPROC", "16")
-# They run computations of their own, of which XLA lets 32 be in flight on a device: with
-# asynchronous dispatch what a test asks for meanwhile takes these places and waits for
-# the kernel, and the kernel waits for a place.
+# They run computations of their own, of which XLA lets 32 be in flight on a device
+# (`max_inflight_computations_per_device`): with asynchronous dispatch what a test asks
+# for meanwhile takes these places and waits for the kernel, and the kernel for a place.
 jax.config.update("jax_cpu_enable_async_dispatch", False)
 # Arrays of tests are small: LLVM's passes would take a third of the suite's time. XLA
 # reads its flags once; processes that a test starts compile as users' do.
