@@ -747,7 +747,6 @@ def test_what_is_asked_for_beside_the_interpreter_does_not_keep_it_waiting():
         for _ in range(100):  # of which XLA would let 32 be in flight
             many = jnp.sin(many) + 1
         np.testing.assert_array_equal(found, X)
-    assert many.shape == (64, 64)
 
 
 def test_small_blocks_and_loops_in_a_mod_are_refused_with_the_reason():
