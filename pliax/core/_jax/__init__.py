@@ -53,6 +53,7 @@ from .loops import (
 )
 from .mosaic_gpu import (
     any_exceeds as any_exceeds,
+    await_warps as await_warps,
     load_elements as load_elements,
     store_rows as store_rows,
     take_number as take_number,

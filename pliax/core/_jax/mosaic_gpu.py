@@ -1,5 +1,6 @@
 """What Pallas's Mosaic GPU kernels lack: single elements, atomic numbers, votes."""
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -100,15 +101,15 @@ def take_number(counter: Any, to: Any, start: int) -> None:
     take(counter, to)
 
 
-def any_exceeds(rows: Any, bound: float, layout: Any) -> Any:
-    """In a Mosaic GPU kernel: whether any number that a warp holds exceeds a bound.
+def any_exceeds(tile: Any, limits: Any, layout: Any) -> Any:
+    """In a Mosaic GPU kernel: whether any number that a warp holds exceeds its limit.
 
     Warps may get different answers: what is done on a `True` must not need the others.
 
     Args:
-        rows: Float32 numbers; NaN exceeds nothing.
-        bound: What they are compared with.
-        layout: How they lie in registers.
+        tile: Float32 numbers; NaN exceeds nothing.
+        limits: As many; those of a row are equal.
+        layout: How both lie: the numbers of a register are of one row.
     """
     import jax.experimental.mosaic.gpu as mosaic
     import jax.experimental.pallas.mosaic_gpu as plgpu
@@ -118,18 +119,21 @@ def any_exceeds(rows: Any, bound: float, layout: Any) -> Any:
     inline: Any = plgpu.inline_mgpu
     scalar: Any = {"dtype": jnp.int32, "layout": plgpu.Layout.WG_SPLAT}
 
-    @inline(arg_types=(layout,), return_type=plgpu.ShapeDtypeStruct((), **scalar))
-    def vote(_: Any, rows: Any) -> Any:
-        integer, number = ir.IntegerType.get_signless(32), ir.F32Type.get()
-        limit = arith.constant(number, ir.FloatAttr.get(number, bound))
+    def numbers(register: Any) -> list[Any]:
+        (count,) = ir.VectorType(register.type).shape
+        at = [{"dynamic_position": [], "static_position": [i]} for i in range(count)]
+        return [vector.extract(register, **place) for place in at]
+
+    @inline(
+        arg_types=(layout, layout), return_type=plgpu.ShapeDtypeStruct((), **scalar)
+    )
+    def vote(_: Any, tile: Any, limits: Any) -> Any:
+        integer = ir.IntegerType.get_signless(32)
         mine = arith.constant(integer, ir.IntegerAttr.get(integer, 0))
-        for register in rows.registers.flat:
-            (count,) = ir.VectorType(register.type).shape
-            for i in range(count):
-                at = {"dynamic_position": [], "static_position": [i]}
-                x = vector.extract(register, **at)
-                exceeds = arith.cmpf(arith.CmpFPredicate.OGT, x, limit)
-                mine = arith.ori(mine, arith.extui(integer, exceeds))
+        for row, limit in zip(tile.registers.flat, limits.registers.flat, strict=True):
+            largest = functools.reduce(arith.maxnumf, numbers(row))
+            more = arith.cmpf(arith.CmpFPredicate.OGT, largest, numbers(limit)[0])
+            mine = arith.ori(mine, arith.extui(integer, more))
         found = llvm.inline_asm(
             integer,
             [mine],
@@ -140,7 +144,21 @@ def any_exceeds(rows: Any, bound: float, layout: Any) -> Any:
         )
         return mosaic.FragmentedArray.splat(found, (), is_signed=True)
 
-    return vote(rows) != 0
+    return vote(tile, limits) != 0
+
+
+def await_warps() -> None:
+    """In a Mosaic GPU kernel that has its own barriers: a warpgroup's warps meet."""
+    import jax.experimental.pallas.mosaic_gpu as plgpu
+    from jax.experimental.mosaic.gpu import utils
+
+    inline: Any = plgpu.inline_mgpu
+
+    @inline()
+    def wait(_: Any) -> None:
+        utils.warpgroup_barrier()
+
+    wait()
 
 
 def vote_not_finite(flags: Any, group: Any, sums: Any, layout: Any) -> None:

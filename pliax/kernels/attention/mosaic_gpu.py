@@ -346,6 +346,7 @@ class _Forward:
             self.call.interpret,
             counters=(1,) if self.is_persistent else None,
             out_type=results,
+            has_own_barriers=not self.config.has_mover,
         )(*leaves)
 
     def results(self, query: Array, value: Array) -> list[jax.ShapeDtypeStruct]:

@@ -16,12 +16,11 @@ from jax import lax
 from pliax.core._jax import take_number
 
 from .mosaic_gpu_backward_step import SQUARE, Squares, Step
+from .mosaic_gpu_copies import await_copies, await_copies_read
 from .mosaic_gpu_gradients import Gradient, Weights
 from .mosaic_gpu_next_tiles import NextTiles
 from .mosaic_gpu_tiles import (
     Tile,
-    await_copies,
-    await_copies_read,
     i32,
     make_finite,
     on_tile,

@@ -15,6 +15,12 @@ from jax import lax
 
 from pliax.core._jax import store_rows, take_number
 
+from .mosaic_gpu_copies import (
+    await_copies,
+    await_copies_read,
+    await_other_warps,
+    begin_copies,
+)
 from .mosaic_gpu_forward_step import Step
 from .mosaic_gpu_merging import join
 from .mosaic_gpu_next_tiles import NextTiles
@@ -24,8 +30,6 @@ from .mosaic_gpu_tiles import (
     TILE,
     Tile,
     Verdict,
-    await_copies,
-    await_copies_read,
     i32,
     on_tile,
 )
@@ -232,13 +236,17 @@ class ThreadBlock:
 
     def load_first(self, visits: Visits, place: Any) -> None:
         """Those of the first visits, where no other warpgroup does it."""
-        for n in range(self.kernel.config.stages):
 
-            @pl.when(n < visits.total)
-            def _(n: int = n) -> None:
-                first = visits.first(i32(n))
-                for side in (0, 1):
-                    self.load(side, n, first, place)
+        def start() -> None:
+            for n in range(self.kernel.config.stages):
+
+                @pl.when(n < visits.total)
+                def _(n: int = n) -> None:
+                    first = visits.first(i32(n))
+                    for side in (0, 1):
+                        self.load(side, n, first, place)
+
+        begin_copies(start, self.kernel.config, self.kernel.call.interpret)
 
     # --- the warpgroups that compute ---
 
@@ -331,13 +339,15 @@ class ThreadBlock:
         here = scratch.here[0].at[step.slot(turn)]
         pl.when(visits.total > turn)(lambda: plgpu.barrier_wait(here))
         self.take_turn(group == 1)
-        sums = softmax.end(step.over_all(softmax.start(self.arrays[0][2].shape[3])))
+        sums = step.over_all(softmax.start(self.arrays[0][2].shape[3]))
+        is_whole = self.kernel.splits is None
+        found = softmax.whole(sums) if is_whole else softmax.part(sums)
         self.take_turn(group == 0)
         is_spoiled = None
         if self.verdict is not None and not is_careful:
-            is_spoiled = self.verdict(group, sums[0])
+            is_spoiled = self.verdict(group, found[0])
         heard = None if after is None else after()
-        self.store(group, (b, h, first), *sums)
+        self.store(group, (b, h, first), *found)
         return is_spoiled if after is None else heard
 
     @property
@@ -356,24 +366,20 @@ class ThreadBlock:
         self.meet() if condition is None else pl.when(condition)(self.meet)
 
     def store(self, group: Any, place: Any, acc: Any, top: Any, total: Any) -> None:
-        """Results of whole rows, or the sums of a part."""
+        """What was found of whole rows, or of a part (`Softmax`)."""
         if self.kernel.is_linear:
             top = top * self.kernel.call.scale
         if self.kernel.splits is not None:
             put = self.put_joined if self.kernel.config.shares_rows else self.put
             put(group, self.of_part(place), acc, top, total)
             return
-        is_empty = total == 0
-        some = jnp.where(is_empty, 1.0, total)
-        acc = acc * lax.broadcast_in_dim(1 / some, acc.shape, [0])
-        log_sum = jnp.log2(some) * (1 / LOG2E)
         if self.kernel.is_inference:
             (b, h, first), rows = place, self.kernel.config.rows
-            for ref, x in zip(self.outputs[1:], (top + log_sum, top), strict=True):
+            for ref, x in zip(self.outputs[1:], (top + total, top), strict=True):
                 store_rows(ref.at[b, pl.ds(first, rows), h], x)
             self.put(group, place, acc)
             return
-        self.put(group, place, acc, top, log_sum)
+        self.put(group, place, acc, top, total)
 
     def of_part(self, place: Any) -> Any:
         """Where the sums of a part are: parts stand where sequences do."""
@@ -426,6 +432,7 @@ class ThreadBlock:
         out = scratch.output.at[group]
         if self.kernel.is_persistent:  # what it found for the tile before is on its way
             await_copies_read()
+        await_other_warps(self.kernel.config, self.kernel.call.interpret)
         self.keep(group, acc, *statistics)
         plgpu.copy_smem_to_gmem(out, self.outputs[0].at[self.kernel.rows(*place)])
         for n, _ in enumerate(statistics):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .mosaic_gpu_conditions import Condition, all_meet, hide
+from .mosaic_gpu_copies import begin_copies
 from .mosaic_gpu_softmax import Softmax, Sums
 from .mosaic_gpu_tiles import (
     ModOnTile,
@@ -110,25 +111,22 @@ class Step:
     def release(self, side: int, i: Any, slot: Any, ahead: Any) -> None:
         """Keys or values that have been read make room for others.
 
-        Those that load together do so when both have been read. A copy has a barrier
-        of Pallas's own before it (`unsafe_no_auto_barriers` would leave it out): all
-        warps have read. What tensor cores read needs no fence, but the interpreter,
-        which reads as threads do, is told.
+        Those that load together do so when both have been read.
         """
         config, block = self.tile.config, self.block
         if config.has_mover:
             plgpu.barrier_arrive(block.scratch.free[side].at[slot])
             return
-        sides = (side,)
-        if config.loads_together:
-            sides = () if side == 0 else (0, 1)
+        if config.loads_together and side == 0:
+            return
+        sides = (0, 1) if config.loads_together else (side,)
 
-        @pl.when(i + config.stages < self.visits.total)
-        def _() -> None:
-            if self.tile.interpret:
-                plgpu.commit_smem()
+        def start() -> None:
             for side in sides:
                 block.load(side, slot, ahead, (self.tile.b, self.tile.h))
+
+        begin = partial(begin_copies, start, config, self.tile.interpret)
+        pl.when(i + config.stages < self.visits.total)(begin)
 
     def known(self, slot: Any, is_full: bool) -> list[dict[int, Any]]:
         """What score_mod and mask_mod know of the keys, where it came with them."""

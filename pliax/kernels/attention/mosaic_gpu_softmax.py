@@ -17,6 +17,7 @@ References:
     Zadouri et al., "FlashAttention-4", 2026 (rescaling only where it is needed).
 """
 
+import operator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,7 +26,8 @@ from jax import lax
 
 from pliax.core._jax import any_exceeds
 
-from .mosaic_gpu_tiles import ROW, zeros
+from .mosaic_gpu_tiles import TILE, zeros
+from .row_statistics import LOG2E
 
 
 SLACK = 8.0  # FlashAttention-4's; float16 has room for 2^15
@@ -38,9 +40,10 @@ class Sums(NamedTuple):
 
     Attributes:
         acc: Sums of weights times values.
-        top: Maximum of scores.
-        level: What weights are relative to, c; None if it is the maximum.
-        total: Sums of weights; if that is put off, of every `_SIDE`-th column.
+        top: Maximum of scores; if that is put off, of every `_SIDE`-th column.
+        level: What weights are relative to, c; None if it is the maximum. If the factor
+            comes first it is in c.
+        total: Sums of weights, of the same columns.
     """
 
     acc: Any
@@ -69,58 +72,78 @@ class Softmax:
     interpret: bool
 
     def start(self, channels: int) -> Sums:
-        """Nothing found yet: the level is the least that a score can be.
-
-        If the factor comes first that is the least whose product is a number.
-        """
-        acc, top = zeros(self.rows, channels), zeros(self.rows, value=-jnp.inf)
+        """Nothing found yet: the level is the least that a score can be."""
+        acc = zeros(self.rows, channels)
         if not self.puts_off:
+            top = zeros(self.rows, value=-jnp.inf)
             return Sums(acc, top, None, zeros(self.rows))
-        lowest = _LOWEST / max(1.0, self.factor) if self.is_linear else _LOWEST
+        lowest = _LOWEST * min(1.0, self.factor) if self.is_linear else _LOWEST
+        top = zeros(self.rows, _SIDE, value=-jnp.inf)
         level = zeros(self.rows, value=lowest)
         return Sums(acc, top, level, zeros(self.rows, _SIDE))
 
     def __call__(self, scores: Any, sums: Sums) -> tuple[Any, Sums]:
         """The weights of scores, and the sums without the products with values."""
-        top = jnp.maximum(sums.top, scores.max(axis=1))
         if self.puts_off:
+            top = jnp.maximum(sums.top, _side_by_side(scores, jnp.maximum))
             sums = self._grown(sums._replace(top=top))
             weights = self._weights(scores, sums.level)
-            return weights, sums._replace(total=sums.total + _side_by_side(weights))
+            total = sums.total + _side_by_side(weights, operator.add)
+            return weights, sums._replace(total=total)
+        top = jnp.maximum(sums.top, scores.max(axis=1))
         level = _finite(top)
-        weights = self._weights(scores, level)
+        weights = self._weights(scores, self._level(level))
         sums = _times(sums, jnp.exp2((sums.top - level) * self.factor))
         return weights, sums._replace(top=top, total=sums.total + weights.sum(axis=1))
 
-    def end(self, sums: Sums) -> tuple[Any, Any, Any]:
-        """Sums of weights times values, maximum and sum of weights, relative to it."""
-        if not self.puts_off:
-            return sums.acc, sums.top, sums.total
-        grown = (sums.level - _finite(sums.top)) * self.factor
-        acc, top, _, total = _times(sums, jnp.exp2(jnp.minimum(grown, 0.0)))
-        return acc, top, total.sum(axis=1)
+    def part(self, sums: Sums) -> tuple[Any, Any, Any]:
+        """Of some columns: sums of weights times values, maximum, sum of weights."""
+        return sums.acc, sums.top, sums.total
+
+    def whole(self, sums: Sums) -> tuple[Any, Any, Any]:
+        """Of all columns: mean of values, maximum, and the logarithm of the sum.
+
+        The sum is relative to the maximum; 0 stands for its logarithm if it is empty.
+        """
+        top, total, grown = sums.top, sums.total, 0.0
+        if self.puts_off:
+            top, total = top.max(axis=1), total.sum(axis=1)
+            unit = 1.0 if self.is_linear else self.factor
+            grown = jnp.minimum((sums.level - self._level(_finite(top))) * unit, 0.0)
+        is_empty = total == 0
+        some = jnp.where(is_empty, 1.0, total)
+        mean = sums.acc * lax.broadcast_in_dim(1 / some, sums.acc.shape, [0])
+        log_sum = (jnp.log2(some) + grown) * (1 / LOG2E)
+        return mean, top, jnp.where(is_empty, 0.0, log_sum)
 
     def _grown(self, sums: Sums) -> Sums:
         """Relative to the maximum, if that of some row is too far from what it was."""
 
         def grow(sums: Sums) -> Sums:
-            level = jnp.maximum(sums.level, sums.top)
-            sums = _times(sums, jnp.exp2((sums.level - level) * self.factor))
+            level = jnp.maximum(sums.level, self._level(sums.top.max(axis=1)))
+            unit = 1.0 if self.is_linear else self.factor
+            sums = _times(sums, jnp.exp2((sums.level - level) * unit))
             return sums._replace(level=level)
 
-        return lax.cond(self._is_far(sums.top - sums.level), grow, lambda x: x, sums)
+        return lax.cond(self._is_far(sums), grow, lambda x: x, sums)
 
-    def _is_far(self, distance: Any) -> Any:
-        bound = SLACK / self.factor
+    def _is_far(self, sums: Sums) -> Any:
+        limit = sums.level + SLACK / self.factor
+        if self.is_linear:
+            limit = (sums.level + SLACK) * min(1 / self.factor, -_LOWEST)
+        limit = lax.broadcast_in_dim(limit, sums.top.shape, [0])
         if self.interpret:
-            return jnp.any(distance > bound)
-        return any_exceeds(distance, bound, ROW)
+            return jnp.any(sums.top > limit)
+        return any_exceeds(sums.top, limit, TILE)
+
+    def _level(self, scores: Any) -> Any:
+        """What weights of such scores are relative to."""
+        return scores * self.factor if self.is_linear else scores
 
     def _weights(self, scores: Any, level: Any) -> Any:
-        if self.is_linear:
-            levels = lax.broadcast_in_dim(level * self.factor, scores.shape, [0])
-            return jnp.exp2(scores * self.factor - levels)
         levels = lax.broadcast_in_dim(level, scores.shape, [0])
+        if self.is_linear:
+            return jnp.exp2(scores * self.factor - levels)
         return jnp.exp2((scores - levels) * self.factor)
 
 
@@ -137,10 +160,10 @@ def _times(sums: Sums, change: Any) -> Sums:
     return sums._replace(acc=acc, total=total)
 
 
-def _side_by_side(weights: Any) -> Any:
-    """Sums of every `_SIDE`-th column, which are in one thread."""
+def _side_by_side(weights: Any, join: Any) -> Any:
+    """Sums or maxima of every `_SIDE`-th column, which are in one thread."""
     parts = [weights[:, n : n + _SIDE] for n in range(0, weights.shape[1], _SIDE)]
     while len(parts) > 1:
         pairs = zip(parts[::2], parts[1::2], strict=False)
-        parts = [x + y for x, y in pairs] + parts[len(parts) // 2 * 2 :]
+        parts = [join(x, y) for x, y in pairs] + parts[len(parts) // 2 * 2 :]
     return parts[0]

@@ -29,6 +29,12 @@ from .configs import Kernel
 from .mosaic_gpu import Call, mods_of
 from .mosaic_gpu_columns import columns_of
 from .mosaic_gpu_conditions import all_meet
+from .mosaic_gpu_copies import (
+    await_copies,
+    await_copies_read,
+    await_other_warps,
+    begin_copies,
+)
 from .mosaic_gpu_gradients import (
     Gradient,
     Weights,
@@ -44,8 +50,6 @@ from .mosaic_gpu_tiles import (
     accumulate,
     add_seen,
     as_lists,
-    await_copies,
-    await_copies_read,
     clear_rows,
     i32,
     load_row,
@@ -160,6 +164,7 @@ class _Backward:
             config,
             gradient.call.interpret,
             out_type=found,
+            has_own_barriers=not config.has_mover,
         )(*leaves)
 
 
@@ -292,14 +297,17 @@ class _ThreadBlock:
 
     def load_first(self, visits: Visits, count: Any, place: Any) -> None:
         """Those of a query head's first visits, where no other warpgroup does it."""
-        plgpu.commit_smem()  # all warps have read those of the head before
-        for n in range(self.gradient.config.stages):
 
-            @pl.when(n < visits.total)
-            def _(n: int = n) -> None:
-                start = visits.first(i32(n))
-                for side in (0, 1):
-                    self.load(side, count + n, start, place)
+        def start() -> None:
+            for n in range(self.gradient.config.stages):
+
+                @pl.when(n < visits.total)
+                def _(n: int = n) -> None:
+                    first = visits.first(i32(n))
+                    for side in (0, 1):
+                        self.load(side, count + n, first, place)
+
+        begin_copies(start, self.gradient.config, self.gradient.call.interpret)
 
     def move_columns(self, at: Any, slot: Any, here: Any) -> None:
         """What is known of the columns of a visit: statistics of queries, and mods'."""
@@ -371,6 +379,7 @@ class _ThreadBlock:
             is_spoiled = self.verdict(group, totals[0])
         outputs = self.outputs[: len(names)]
         parts = zip(names, totals, buffers, outputs, strict=True)
+        await_other_warps(config, gradient.call.interpret)
         for name, total, buffer, out in parts:
             scaled = total if name == "v" else total * gradient.call.scale
             buffer[...] = scaled.astype(gradient.dtype)
@@ -467,13 +476,13 @@ class _Step:
             free = block.scratch.free[side]
             plgpu.barrier_arrive(free.at[lax.rem(count, i32(config.stages))])
             return
-        ahead = i + config.stages
 
-        @pl.when(ahead < self.visits.total)
-        def _() -> None:
-            plgpu.commit_smem()  # all warps have read
+        def start() -> None:
             place = self.tile.b, self.tile.h
             block.load(side, count + config.stages, following, place)
+
+        begin = partial(begin_copies, start, config, self.tile.interpret)
+        pl.when(i + config.stages < self.visits.total)(begin)
 
     def leave_out_blind(self, first: Any, slot: Any) -> None:
         """Queries that see nothing may hold anything, and 0 times NaN is not 0."""
@@ -487,7 +496,10 @@ class _Step:
             here = known.at[self.tile.b, self.tile.h, pl.ds(first + row, count)]
             return plgpu.load(here, layout=ROW, optimized=False) == jnp.inf
 
-        pl.when(has_blind)(partial(clear_rows, queries, is_blind))
+        @pl.when(has_blind)
+        def _() -> None:
+            await_other_warps(self.tile.config, self.tile.interpret)
+            clear_rows(queries, is_blind)
 
     def add_seen(self, d_query: Any, d_scores: Any, first: Any, columns: Any) -> Any:
         """What is seen of each key in turn, instead of a product."""

@@ -480,21 +480,6 @@ def multiply(left: Any, right: Any, after: Any = None) -> Any:
     return pl.run_scoped(issue, plgpu.ACC(shape, jnp.float32))
 
 
-def await_copies() -> None:
-    """Until what is on its way to global memory is there, and may be written again."""
-    plgpu.wait_smem_to_gmem(0)
-
-
-def await_copies_read() -> None:
-    """Until what is on its way to global memory has left shared memory.
-
-    A thread block may end then. To wait until it has arrived, which the end of a kernel
-    implies, takes 3 percent of packed documents (4,096 tokens of 64 channels, one H200,
-    forward and backward).
-    """
-    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-
-
 def zeros(*shape: int, value: float = 0.0) -> Any:
     """Registers full of a number: a tile, or a row."""
     layout = TILE if len(shape) == 2 else ROW

@@ -1,0 +1,57 @@
+"""When the warps of a warpgroup copy, and wait: for data, and for each other.
+
+Pallas puts barriers around what warps read and write in shared memory. A kernel without
+a mover says itself where they wait (`has_own_barriers`): before memory that others may
+still read is written.
+"""
+
+from collections.abc import Callable
+
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+
+from pliax.core._jax import await_warps
+
+from .configs import Config
+
+
+def await_other_warps(config: Config, interpret: bool) -> None:
+    """Until all warps of a warpgroup have read, where Pallas does not see to that."""
+    if not config.has_mover and not interpret:
+        await_warps()
+
+
+def begin_copies(start: Callable[[], None], config: Config, interpret: bool) -> None:
+    """Starts copies to where all warps have read, in a kernel without a mover.
+
+    One warp does, and others need not make addresses; what was read needs no fence, but
+    the interpreter is told. Packed documents of 16,384 tokens with 64 channels, one
+    H200: forward 0.257 ms, where all warps start copies 0.260; backward 0.846 where
+    they do, 0.869 with Pallas's barriers, 0.888 with a fence for each copy.
+
+    Args:
+        start: Starts them; of arrays it may know references alone.
+        config: The kernel's.
+        interpret: Whether the kernel runs in JAX's interpreter.
+    """
+    if interpret:
+        plgpu.commit_smem()
+        start()
+        return
+    await_other_warps(config, interpret)
+    plgpu.warp_map(lambda warp: pl.when(warp == 0)(start))
+
+
+def await_copies() -> None:
+    """Until what is on its way to global memory is there, and may be written again."""
+    plgpu.wait_smem_to_gmem(0)
+
+
+def await_copies_read() -> None:
+    """Until what is on its way to global memory has left shared memory.
+
+    A thread block may end then. To wait until it has arrived, which the end of a kernel
+    implies, takes 3 percent of packed documents (4,096 tokens of 64 channels, one H200,
+    forward and backward).
+    """
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
