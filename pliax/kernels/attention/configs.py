@@ -19,6 +19,10 @@ one for dk and dv have room for small ones: with 64 channels 0.239 ms of both, w
 warpgroups and one that moves take 0.278 (one H100); with 128 that for dk and dv has,
 0.358 instead of 0.380. `benchmarks/tune_attention.py` ranks what fits.
 
+With 64 channels small thread blocks of all heads of some rows start together: packed
+documents of 16,384 tokens take 0.974 of the time forward and 0.984 backward, of 4,096
+tokens 1.00 and 1.00; with 128 it would be 1.02 and 1.03 (4,096 tokens, one H200).
+
 Decoding (131,072 keys, 16 query and 2 key heads of 128 channels): for one
 query of each of 8 sequences two warpgroups that take 64 keys in turn read keys and
 values at 1.01 of the rate of a copy on the device, one warpgroup at 0.98, two with 128
@@ -126,6 +130,7 @@ class Config:
             enough for several to share a multiprocessor, so that one works while
             another waits: for one warpgroup that computes.
         puts_off: Whether the softmax puts off what can wait (`mosaic_gpu_softmax`).
+        gathers_heads: Whether thread blocks of all heads of some rows start together.
     """
 
     rows: int = UNIT
@@ -137,6 +142,7 @@ class Config:
     shares_rows: bool = False
     movers: int = 1
     puts_off: bool = False
+    gathers_heads: bool = False
 
     @property
     def has_mover(self) -> bool:
@@ -238,6 +244,7 @@ class Kernel:
             registers=registers,
             movers=movers,
             puts_off=self.name == "forward" and self._puts_off(movers),
+            gathers_heads=movers == 0 and max(self.channels) <= UNIT,
         )
 
     def _puts_off(self, movers: int) -> bool:

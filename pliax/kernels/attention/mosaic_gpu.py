@@ -59,6 +59,7 @@ from .configs import (
 from .diagonals import sees_itself
 from .mosaic_gpu_columns import Columns, columns_of
 from .mosaic_gpu_forward import Scratch, ThreadBlock
+from .mosaic_gpu_grid import Grid
 from .mosaic_gpu_next_tiles import NextTiles
 from .mosaic_gpu_tiles import (
     Operands,
@@ -428,13 +429,19 @@ class _Forward:
         return self.workers is not None and self.tiles_in_all > self.workers
 
     @property
+    def tile_of_each(self) -> Grid:
+        """Where each thread block has one tile of whole rows."""
+        B, H = self.call.sizes["b"], self.call.sizes["h"]
+        return Grid(B, H, self.tiles, self.config.gathers_heads)
+
+    @property
     def grid(self) -> dict[str, int]:
         """Thread blocks by name; those that start together read what lies together."""
-        B, H = self.call.sizes["b"], self.call.sizes["h"]
         if self.workers is not None and self.is_persistent:
             return {"workers": self.workers}
         if self.splits is None:
-            return {"heads": H, "tiles": self.tiles, "batch": B}
+            return self.tile_of_each.sizes
+        B, H = self.call.sizes["b"], self.call.sizes["h"]
         return {"batch": B, "parts": self.splits, "heads": H, "tiles": self.tiles}
 
     def rows(self, b: Any, h: Any, first: Any) -> tuple[Any, ...]:

@@ -99,9 +99,9 @@ class ThreadBlock:
         Returns:
             How many tiles there were, and visits for all; None if there is one.
         """
-        kernel, axes = self.kernel, lax.axis_index
+        kernel = self.kernel
         if not kernel.is_persistent:
-            place = self.place(axes("batch"), axes("heads"), axes("tiles"))
+            place = self.place(*kernel.tile_of_each.place())
             body(place, self.visits(*place), None, None)
             return None
 
@@ -112,7 +112,7 @@ class ThreadBlock:
             heard = body(place, visits, partial(following, k, n), before)
             return k + 1, *heard, before + visits.total
 
-        n = axes("workers")
+        n = lax.axis_index("workers")
         start = i32(0), n, self.counts(n), i32(0)
         is_left = lambda carry: carry[1] < kernel.tiles_in_all  # noqa: E731
         k, *_, count = lax.while_loop(is_left, one, start)
@@ -236,9 +236,10 @@ class ThreadBlock:
 
     def load_first(self, visits: Visits, place: Any) -> None:
         """Those of the first visits, where no other warpgroup does it."""
+        config, interpret = self.kernel.config, self.kernel.call.interpret
 
         def start() -> None:
-            for n in range(self.kernel.config.stages):
+            for n in range(config.stages):
 
                 @pl.when(n < visits.total)
                 def _(n: int = n) -> None:
@@ -246,7 +247,7 @@ class ThreadBlock:
                     for side in (0, 1):
                         self.load(side, n, first, place)
 
-        begin_copies(start, self.kernel.config, self.kernel.call.interpret)
+        begin_copies(start, config, interpret, by_one_warp=True)
 
     # --- the warpgroups that compute ---
 

@@ -126,7 +126,8 @@ class Step:
                 block.load(side, slot, ahead, (self.tile.b, self.tile.h))
 
         begin = partial(begin_copies, start, config, self.tile.interpret)
-        pl.when(i + config.stages < self.visits.total)(begin)
+        is_left = i + config.stages < self.visits.total
+        pl.when(is_left)(partial(begin, by_one_warp=True))
 
     def known(self, slot: Any, is_full: bool) -> list[dict[int, Any]]:
         """What score_mod and mask_mod know of the keys, where it came with them."""

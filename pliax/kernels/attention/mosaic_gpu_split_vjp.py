@@ -41,6 +41,7 @@ from .mosaic_gpu_gradients import (
     blind_tiles,
     with_slope_of_hidden,
 )
+from .mosaic_gpu_grid import Grid
 from .mosaic_gpu_tiles import (
     COLUMN,
     ROW,
@@ -124,7 +125,7 @@ class _Backward:
     names: str
 
     def __call__(self, arrays: "_Arrays") -> Any:
-        gradient, (B, length, heads, _) = self.gradient, arrays.stay[0].shape
+        gradient, grid = self.gradient, self.grid(arrays.stay[0].shape)
         config, statistics = gradient.config, arrays.statistics
         leaves, tree = jax.tree.flatten(arrays)
         smem = partial(shared_memory, gradient.dtype)
@@ -153,19 +154,23 @@ class _Backward:
 
         shapes = [arrays.stay[side_of(name)].shape for name in self.names]
         found = [jax.ShapeDtypeStruct(x, gradient.dtype) for x in shapes]
-        tiles = -(-length // config.span)
         if arrays.out:  # of all rows that are computed
-            delta = *statistics[-1].shape[:2], tiles * config.span
+            delta = *statistics[-1].shape[:2], grid.tiles * config.span
             found.append(jax.ShapeDtypeStruct(delta, jnp.float32))
         return run_kernel(
             body,
             scratch,
-            {"heads": heads, "tiles": tiles, "batch": B},
+            grid.sizes,
             config,
             gradient.call.interpret,
             out_type=found,
             has_own_barriers=not config.has_mover,
         )(*leaves)
+
+    def grid(self, shape: tuple[int, ...]) -> Grid:
+        """Thread blocks for what stays, which has this shape."""
+        (B, length, heads, _), config = shape, self.gradient.config
+        return Grid(B, heads, -(-length // config.span), config.gathers_heads)
 
 
 class _Arrays(NamedTuple):
@@ -214,7 +219,7 @@ class _ThreadBlock:
 
     def run(self) -> None:
         config = self.gradient.config
-        h, tile, b = (lax.axis_index(x) for x in ("heads", "tiles", "batch"))
+        b, h, tile = self.kernel.grid(self.arrays.stay[0].shape).place()
         group, first = lax.axis_index("wg"), tile * config.span
         compute, move = config.registers
         if not config.has_mover:

@@ -54,9 +54,11 @@ def test_whatever_is_asked_divides_the_blocks_and_is_not_exceeded(
 def test_small_blocks_are_chosen_where_the_masks_are():
     backward = Config(columns=64, groups=1, movers=0)
     small = replace(backward, puts_off=True)
-    assert Kernel("forward", (64, 64), (64, 64)).config({}) == small
-    asked = {"block_q": 64, "block_kv": 64}
-    assert Kernel("forward", (64, 64), (128, 128)).config(asked) == small
+    narrow, asked = (64, 64), {"block_q": 64, "block_kv": 64}
+    gathered = replace(small, gathers_heads=True)
+    assert Kernel("forward", narrow, (64, 64)).config({}) == gathered
+    assert Kernel("forward", narrow, (128, 128)).config(asked) == gathered
+    assert not Kernel("forward", narrow, (128, 128)).config({}).gathers_heads
     wide = (128, 128), (64, 64)
     assert Kernel("forward", *wide).config({}) == small
     told = Kernel("forward", *wide, are_told=True).config({})
