@@ -16,14 +16,11 @@ GRIDS = st.builds(Grid, FEW, FEW, FEW, st.booleans())
 
 def places(grid):
     """(sequence, head, tile) of each thread block, in the order in which they start."""
-    place = lambda *numbers: jnp.stack(grid.place())  # noqa: E731
-    names, sizes = list(grid.sizes), tuple(grid.sizes.values())
-    for n, name in reversed(list(enumerate(names))):
-        axes = [None] * len(names)
-        axes[n] = 0
-        place = jax.vmap(place, in_axes=tuple(axes), axis_name=name, out_axes=0)
-    found = jax.jit(place)(*map(jnp.arange, sizes))
-    return np.asarray(found).reshape(math.prod(sizes), 3)
+    place = lambda _: jnp.stack(grid.place())  # noqa: E731
+    for name, size in reversed(grid.sizes.items()):
+        place = jax.vmap(place, in_axes=None, axis_name=name, axis_size=size)
+    found = np.asarray(jax.jit(place)(0))
+    return found.reshape(math.prod(grid.sizes.values()), 3)
 
 
 @given(GRIDS)
