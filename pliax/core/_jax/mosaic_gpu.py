@@ -108,8 +108,9 @@ def any_exceeds(tile: Any, limits: Any, layout: Any) -> Any:
 
     Args:
         tile: Float32 numbers; NaN exceeds nothing.
-        limits: As many; those of a row are equal.
-        layout: How both lie: the numbers of a register are of one row.
+        limits: As many, equal along rows.
+        layout: How both lie: the numbers of a register are of one row, whose limit is
+            read once.
     """
     import jax.experimental.mosaic.gpu as mosaic
     import jax.experimental.pallas.mosaic_gpu as plgpu

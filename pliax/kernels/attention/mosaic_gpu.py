@@ -76,6 +76,8 @@ from .separation import MASK_MOD, SCORE_MOD
 
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
+# The reciprocal of a smaller one may not be a float32, nor -inf times it -inf.
+_LEAST_SCALE = 1e-30
 CHANNELS = 64  # of a row in shared memory: 128 bytes, the widest swizzle
 ALIGNED = 8  # rows TMA moves together
 
@@ -283,6 +285,11 @@ def _kernel(
     return lambda query, key, value: kernel(query, key, value, as_lists(lists))
 
 
+def is_linear(score_mod: Any, scale: float) -> bool:
+    """Whether the scale can be part of the exponent, and be divided by."""
+    return score_mod is None and scale > _LEAST_SCALE
+
+
 def mods_of(
     call: Call, score_mod: Any, block_mask: BlockMask | None, blocks: dict[str, int]
 ) -> tuple[Operands | None, Operands | None]:
@@ -452,4 +459,4 @@ class _Forward:
     @property
     def is_linear(self) -> bool:
         """Whether the scale can be part of the exponent."""
-        return self.score is None and self.call.scale > 0
+        return is_linear(self.score, self.call.scale)

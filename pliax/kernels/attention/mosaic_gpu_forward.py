@@ -366,21 +366,21 @@ class ThreadBlock:
 
         self.meet() if condition is None else pl.when(condition)(self.meet)
 
-    def store(self, group: Any, place: Any, acc: Any, top: Any, total: Any) -> None:
-        """What was found of whole rows, or of a part (`Softmax`)."""
+    def store(self, group: Any, place: Any, out: Any, top: Any, rest: Any) -> None:
+        """What was found of whole rows, or of a part (`Softmax.whole` and `.part`)."""
         if self.kernel.is_linear:
             top = top * self.kernel.call.scale
         if self.kernel.splits is not None:
             put = self.put_joined if self.kernel.config.shares_rows else self.put
-            put(group, self.of_part(place), acc, top, total)
+            put(group, self.of_part(place), out, top, rest)
             return
         if self.kernel.is_inference:
-            (b, h, first), rows = place, self.kernel.config.rows
-            for ref, x in zip(self.outputs[1:], (top + total, top), strict=True):
+            (b, h, first), rows, log_sum = place, self.kernel.config.rows, rest
+            for ref, x in zip(self.outputs[1:], (top + log_sum, top), strict=True):
                 store_rows(ref.at[b, pl.ds(first, rows), h], x)
-            self.put(group, place, acc)
+            self.put(group, place, out)
             return
-        self.put(group, place, acc, top, total)
+        self.put(group, place, out, top, rest)
 
     def of_part(self, place: Any) -> Any:
         """Where the sums of a part are: parts stand where sequences do."""

@@ -13,7 +13,7 @@ from jax import Array, lax
 from jaxtyping import Int
 
 from .configs import UNIT, Config
-from .mosaic_gpu import Call
+from .mosaic_gpu import Call, is_linear
 from .mosaic_gpu_columns import Columns
 from .mosaic_gpu_conditions import Condition, hide
 from .mosaic_gpu_tiles import ModOnTile, Operands, Tile, i32
@@ -21,7 +21,6 @@ from .row_statistics import LOG2E
 from .separation import is_literal
 
 
-_LEAST_SCALE = 1e-30  # the reciprocal of a smaller one may not be a float32
 _NEAR = 1024.0  # a maximum up to here is rounded by 6e-5 at most, bfloat16 by 4e-3
 _TILE = 128  # rows, and columns, that are loaded at once divide it, or
 _ASKED = 192  # these, where a user asks for others than the table's
@@ -186,11 +185,6 @@ class Weights:
             return found
         known = self.known(columns, self.mask)
         return [*found, *self.mask.conditions(first, known, met)]
-
-
-def is_linear(score_mod: Any, scale: float) -> bool:
-    """Whether the scale can be part of the exponent, and be divided by."""
-    return score_mod is None and scale > _LEAST_SCALE
 
 
 def with_slope_of_hidden(weights: Any, d_scores: Any, slope: Any) -> Any:

@@ -9,8 +9,8 @@ exp(m - m') times as large, in every visit.
 A kernel may put off what can wait. Then c stays until a maximum exceeds it by `SLACK`
 in the exponent of two, which is rare after the first visits of a row: weights are at
 most 2^SLACK, and as exact as below 1, since their point floats; sums with values become
-infinite so much earlier, where values are beyond 1e34. And threads that hold a row add
-their sums of weights in the end.
+infinite so much earlier, where values are beyond 1e34. And threads that hold a row
+compare their maxima, and add their sums of weights, in the end.
 
 References:
     Dao, "FlashAttention-2", 2023, section 3.1.
@@ -32,7 +32,8 @@ from .row_statistics import LOG2E
 
 SLACK = 8.0  # FlashAttention-4's; float16 has room for 2^15
 _LOWEST = float(jnp.finfo(jnp.float32).min)  # which a score may be, as a mask of users'
-_SIDE = 8  # columns that a row of threads holds side by side, added in the end
+_SIDE = 8  # columns that the threads of a row hold side by side, joined in the end
+_MARGIN = 2.0**-21  # a few roundings
 
 
 class Sums(NamedTuple):
@@ -43,12 +44,14 @@ class Sums(NamedTuple):
         top: Maximum of scores; if that is put off, of every `_SIDE`-th column.
         level: What weights are relative to, c; None if it is the maximum. If the factor
             comes first it is in c.
+        limit: What a score exceeds where c must grow; None likewise.
         total: Sums of weights, of the same columns.
     """
 
     acc: Any
     top: Any
     level: Any
+    limit: Any
     total: Any
 
 
@@ -72,15 +75,17 @@ class Softmax:
     interpret: bool
 
     def start(self, channels: int) -> Sums:
-        """Nothing found yet: the level is the least that a score can be."""
-        acc = zeros(self.rows, channels)
+        """Nothing found yet: the level is of the least score, which exceeds the limit.
+
+        If the factor comes first it is of the least whose product is a number.
+        """
+        acc, top = zeros(self.rows, channels), zeros(self.rows, value=-jnp.inf)
         if not self.puts_off:
-            top = zeros(self.rows, value=-jnp.inf)
-            return Sums(acc, top, None, zeros(self.rows))
+            return Sums(acc, top, None, None, zeros(self.rows))
         lowest = _LOWEST * min(1.0, self.factor) if self.is_linear else _LOWEST
+        level, limit = zeros(self.rows, value=lowest), top
         top = zeros(self.rows, _SIDE, value=-jnp.inf)
-        level = zeros(self.rows, value=lowest)
-        return Sums(acc, top, level, zeros(self.rows, _SIDE))
+        return Sums(acc, top, level, limit, zeros(self.rows, _SIDE))
 
     def __call__(self, scores: Any, sums: Sums) -> tuple[Any, Sums]:
         """The weights of scores, and the sums without the products with values."""
@@ -108,8 +113,8 @@ class Softmax:
         top, total, grown = sums.top, sums.total, 0.0
         if self.puts_off:
             top, total = top.max(axis=1), total.sum(axis=1)
-            unit = 1.0 if self.is_linear else self.factor
-            grown = jnp.minimum((sums.level - self._level(_finite(top))) * unit, 0.0)
+            grown = (sums.level - self._level(_finite(top))) * self._unit
+            grown = jnp.minimum(grown, 0.0)  # a level that never grew is far below
         is_empty = total == 0
         some = jnp.where(is_empty, 1.0, total)
         mean = sums.acc * lax.broadcast_in_dim(1 / some, sums.acc.shape, [0])
@@ -121,20 +126,29 @@ class Softmax:
 
         def grow(sums: Sums) -> Sums:
             level = jnp.maximum(sums.level, self._level(sums.top.max(axis=1)))
-            unit = 1.0 if self.is_linear else self.factor
-            sums = _times(sums, jnp.exp2((sums.level - level) * unit))
-            return sums._replace(level=level)
+            sums = _times(sums, jnp.exp2((sums.level - level) * self._unit))
+            return sums._replace(level=level, limit=self._limit(level))
 
         return lax.cond(self._is_far(sums), grow, lambda x: x, sums)
 
     def _is_far(self, sums: Sums) -> Any:
-        limit = sums.level + SLACK / self.factor
-        if self.is_linear:
-            limit = (sums.level + SLACK) * min(1 / self.factor, -_LOWEST)
-        limit = lax.broadcast_in_dim(limit, sums.top.shape, [0])
+        limit = lax.broadcast_in_dim(sums.limit, sums.top.shape, [0])
         if self.interpret:
             return jnp.any(sums.top > limit)
         return any_exceeds(sums.top, limit, TILE)
+
+    def _limit(self, level: Any) -> Any:
+        """Weights of scores up to it are at most 2^SLACK, however all is rounded."""
+        if self.is_linear:
+            limit = (level + SLACK) * (1 / self.factor)
+        else:
+            limit = level + SLACK / self.factor
+        return limit - abs(limit) * _MARGIN
+
+    @property
+    def _unit(self) -> float:
+        """Of levels, in the exponent of two."""
+        return 1.0 if self.is_linear else self.factor
 
     def _level(self, scores: Any) -> Any:
         """What weights of such scores are relative to."""
@@ -160,9 +174,9 @@ def _times(sums: Sums, change: Any) -> Sums:
     return sums._replace(acc=acc, total=total)
 
 
-def _side_by_side(weights: Any, join: Any) -> Any:
+def _side_by_side(tile: Any, join: Any) -> Any:
     """Sums or maxima of every `_SIDE`-th column, which are in one thread."""
-    parts = [weights[:, n : n + _SIDE] for n in range(0, weights.shape[1], _SIDE)]
+    parts = [tile[:, n : n + _SIDE] for n in range(0, tile.shape[1], _SIDE)]
     while len(parts) > 1:
         pairs = zip(parts[::2], parts[1::2], strict=False)
         parts = [join(x, y) for x, y in pairs] + parts[len(parts) // 2 * 2 :]

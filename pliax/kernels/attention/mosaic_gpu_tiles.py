@@ -497,7 +497,7 @@ def run_kernel(
     counters: tuple[int, ...] | None = None,
     has_own_barriers: bool = False,
 ) -> Callable[..., Any]:
-    """A kernel of compute warpgroups and one that moves data.
+    """A kernel of warpgroups that compute and, if there are any, others that move data.
 
     Args:
         body: `(references, scratch)` to nothing, run by each warpgroup.

@@ -38,14 +38,21 @@ from pliax.kernels._hopper import MULTIPROCESSORS, shared_memory
 from .block_lists import BlockLists, TellingLists
 from .block_mask import BlockMask
 from .configs import Kernel
-from .mosaic_gpu import CHANNELS, NOTHING, Call, aligned, call_of, mods_of
+from .mosaic_gpu import (
+    CHANNELS,
+    NOTHING,
+    Call,
+    aligned,
+    call_of,
+    is_linear,
+    mods_of,
+)
 from .mosaic_gpu_backward import Order, Scratch, ThreadBlock, counters_of
 from .mosaic_gpu_backward_step import SQUARE
 from .mosaic_gpu_columns import columns_of
 from .mosaic_gpu_gradients import (
     Gradient,
     blind_tiles,
-    is_linear,
     some_are_far,
     whole_tiles,
 )

@@ -109,6 +109,32 @@ def test_maxima_of_products_alone_may_grow_at_any_scale(kind, scale, step):
     assert_as_exact(fused(arrays, kind, scale=scale), formula, arrays)
 
 
+@partial(jax.jit, static_argnums=(1, 2))
+def fused_at_scale(arrays, kind, scale):
+    return fused(arrays, kind, scale=scale)
+
+
+@pytest.mark.parametrize("kind", ["small", "wide"])
+@pytest.mark.parametrize("scale", [0.11, 0.125])
+@settings(max_examples=10)
+@given(factors=st.tuples(*[st.integers(128, 255)] * 2), more=st.integers(1, 3))
+@example(factors=(233, 246), more=2)
+@example(factors=(202, 232), more=2)
+def test_maxima_may_grow_by_what_a_large_number_is_rounded_by(
+    kind, scale, factors, more
+):
+    first, second = (128.0 * n for n in factors)
+    rounding = np.spacing(np.float32(first * second))
+    query, key, value = (x.astype(jnp.float16) for x in arrays_of(kind))
+    query = jnp.zeros_like(query).at[..., 0].set(first).at[..., 1].set(8.0)
+    steps = np.repeat(np.arange(S // VISIT, dtype=np.float16), VISIT)
+    steps *= np.float16(more * rounding / 8)
+    key = jnp.zeros_like(key).at[..., 0].set(second).at[..., 1].set(steps[:, None])
+    out, lse, max_scores = fused_at_scale((query, key, value), kind, scale)
+    assert (abs(out) <= abs(value).max()).all()
+    assert (abs(lse - max_scores) <= np.log(S) + scale * rounding).all()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_may_be_the_least_number_there_is(kind):
     arrays = arrays_of(kind)
@@ -133,6 +159,23 @@ def test_products_that_are_no_numbers_once_scaled_hide_all(kind):
     found = fused((huge, -huge, value), kind, scale=30.0)
     for x, wanted in zip(found, (0.0, -jnp.inf, -jnp.inf), strict=True):
         assert (x == wanted).all()
+
+
+@pytest.mark.parametrize("scale", [1e-45, 1e-38, 1e-4])
+def test_a_row_that_sees_nothing_has_no_maximum_at_any_scale(scale):
+    arrays = arrays_of("small")
+    mask = px.create_block_mask(
+        lambda b, h, q, k: (q >= k) & (q % 3 > 0), None, None, S, S, block_size=64
+    )
+    out, aux = px.flex_attention(
+        *arrays, block_mask=mask, scale=scale, return_aux=EVERYTHING,
+        implementation="mosaic_gpu", kernel_options={"interpret": 1},
+    )  # fmt: skip
+    is_blind = jnp.arange(S) % 3 == 0
+    assert (out[:, is_blind] == 0).all()
+    for x in aux.lse, aux.max_scores:
+        assert (x[:, is_blind] == -jnp.inf).all()
+        assert jnp.isfinite(x[:, ~is_blind]).all()
 
 
 @pytest.mark.parametrize("scale", [0.1, 3.0, -3.0])
