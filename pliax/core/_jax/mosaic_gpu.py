@@ -115,15 +115,10 @@ def any_exceeds(tile: Any, limits: Any, layout: Any) -> Any:
     import jax.experimental.mosaic.gpu as mosaic
     import jax.experimental.pallas.mosaic_gpu as plgpu
     from jax._src.lib.mlir import ir
-    from jax._src.lib.mlir.dialects import arith, llvm, vector
+    from jax._src.lib.mlir.dialects import arith, llvm
 
     inline: Any = plgpu.inline_mgpu
     scalar: Any = {"dtype": jnp.int32, "layout": plgpu.Layout.WG_SPLAT}
-
-    def numbers(register: Any) -> list[Any]:
-        (count,) = ir.VectorType(register.type).shape
-        at = [{"dynamic_position": [], "static_position": [i]} for i in range(count)]
-        return [vector.extract(register, **place) for place in at]
 
     @inline(
         arg_types=(layout, layout), return_type=plgpu.ShapeDtypeStruct((), **scalar)
@@ -132,8 +127,8 @@ def any_exceeds(tile: Any, limits: Any, layout: Any) -> Any:
         integer = ir.IntegerType.get_signless(32)
         mine = arith.constant(integer, ir.IntegerAttr.get(integer, 0))
         for row, limit in zip(tile.registers.flat, limits.registers.flat, strict=True):
-            largest = functools.reduce(arith.maxnumf, numbers(row))
-            more = arith.cmpf(arith.CmpFPredicate.OGT, largest, numbers(limit)[0])
+            largest = functools.reduce(arith.maxnumf, _numbers(row))
+            more = arith.cmpf(arith.CmpFPredicate.OGT, largest, _numbers(limit)[0])
             mine = arith.ori(mine, arith.extui(integer, more))
         found = llvm.inline_asm(
             integer,
@@ -146,6 +141,16 @@ def any_exceeds(tile: Any, limits: Any, layout: Any) -> Any:
         return mosaic.FragmentedArray.splat(found, (), is_signed=True)
 
     return vote(tile, limits) != 0
+
+
+def _numbers(register: Any) -> list[Any]:
+    """Those of a register that holds several."""
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import vector
+
+    (count,) = ir.VectorType(register.type).shape
+    at = [{"dynamic_position": [], "static_position": [i]} for i in range(count)]
+    return [vector.extract(register, **place) for place in at]
 
 
 def await_warps() -> None:
@@ -177,7 +182,7 @@ def vote_not_finite(flags: Any, group: Any, sums: Any, layout: Any) -> None:
     """
     import jax.experimental.pallas.mosaic_gpu as plgpu
     from jax._src.lib.mlir import ir
-    from jax._src.lib.mlir.dialects import arith, llvm, memref, vector
+    from jax._src.lib.mlir.dialects import arith, llvm, memref
 
     inline: Any = plgpu.inline_mgpu
     scalar = plgpu.Layout.WG_SPLAT
@@ -187,9 +192,7 @@ def vote_not_finite(flags: Any, group: Any, sums: Any, layout: Any) -> None:
         *rest, total = registers
         for register in rest:
             total = arith.addf(total, register)
-        (count,) = ir.VectorType(total.type).shape
-        at = [{"dynamic_position": [], "static_position": [i]} for i in range(count)]
-        total, *rest = (vector.extract(total, **place) for place in at)
+        total, *rest = _numbers(total)
         for x in rest:
             total = arith.addf(total, x)
         nothing = arith.subf(total, total)

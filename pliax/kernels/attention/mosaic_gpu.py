@@ -71,13 +71,11 @@ from .mosaic_gpu_tiles import (
 )
 from .mosaic_gpu_visits import reach
 from .refinement import for_queries, halves_of
-from .row_statistics import filled, heads_first
+from .row_statistics import filled, heads_first, is_linear
 from .separation import MASK_MOD, SCORE_MOD
 
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
-# The reciprocal of a smaller one may not be a float32, nor -inf times it -inf.
-_LEAST_SCALE = 1e-30
 CHANNELS = 64  # of a row in shared memory: 128 bytes, the widest swizzle
 ALIGNED = 8  # rows TMA moves together
 
@@ -285,11 +283,6 @@ def _kernel(
     return lambda query, key, value: kernel(query, key, value, as_lists(lists))
 
 
-def is_linear(score_mod: Any, scale: float) -> bool:
-    """Whether the scale can be part of the exponent, and be divided by."""
-    return score_mod is None and scale > _LEAST_SCALE
-
-
 def mods_of(
     call: Call, score_mod: Any, block_mask: BlockMask | None, blocks: dict[str, int]
 ) -> tuple[Operands | None, Operands | None]:
@@ -437,7 +430,7 @@ class _Forward:
 
     @property
     def tile_of_each(self) -> Grid:
-        """Where each thread block has one tile of whole rows."""
+        """Thread blocks that have one tile each."""
         B, H = self.call.sizes["b"], self.call.sizes["h"]
         return Grid(B, H, self.tiles, self.config.gathers_heads)
 

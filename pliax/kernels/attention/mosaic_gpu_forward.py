@@ -247,7 +247,7 @@ class ThreadBlock:
                     for side in (0, 1):
                         self.load(side, n, first, place)
 
-        begin_copies(start, config, interpret, by_one_warp=True)
+        begin_copies(start, interpret, by_one_warp=True)
 
     # --- the warpgroups that compute ---
 

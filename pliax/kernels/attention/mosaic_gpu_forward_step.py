@@ -125,7 +125,7 @@ class Step:
             for side in sides:
                 block.load(side, slot, ahead, (self.tile.b, self.tile.h))
 
-        begin = partial(begin_copies, start, config, self.tile.interpret)
+        begin = partial(begin_copies, start, self.tile.interpret)
         is_left = i + config.stages < self.visits.total
         pl.when(is_left)(partial(begin, by_one_warp=True))
 

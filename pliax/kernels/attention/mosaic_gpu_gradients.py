@@ -13,11 +13,11 @@ from jax import Array, lax
 from jaxtyping import Int
 
 from .configs import UNIT, Config
-from .mosaic_gpu import Call, is_linear
+from .mosaic_gpu import Call
 from .mosaic_gpu_columns import Columns
 from .mosaic_gpu_conditions import Condition, hide
 from .mosaic_gpu_tiles import ModOnTile, Operands, Tile, i32
-from .row_statistics import LOG2E
+from .row_statistics import LOG2E, is_linear
 from .separation import is_literal
 
 

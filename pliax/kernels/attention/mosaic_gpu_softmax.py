@@ -102,7 +102,10 @@ class Softmax:
         return weights, sums._replace(top=top, total=sums.total + weights.sum(axis=1))
 
     def part(self, sums: Sums) -> tuple[Any, Any, Any]:
-        """Of some columns: sums of weights times values, maximum, sum of weights."""
+        """Of some columns: sums of weights times values, maximum, sum of weights.
+
+        For a softmax that puts nothing off, relative to the maximum.
+        """
         return sums.acc, sums.top, sums.total
 
     def whole(self, sums: Sums) -> tuple[Any, Any, Any]:

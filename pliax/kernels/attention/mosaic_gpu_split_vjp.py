@@ -312,7 +312,7 @@ class _ThreadBlock:
                     for side in (0, 1):
                         self.load(side, count + n, first, place)
 
-        begin_copies(start, self.gradient.config, self.gradient.call.interpret)
+        begin_copies(start, self.gradient.call.interpret)
 
     def move_columns(self, at: Any, slot: Any, here: Any) -> None:
         """What is known of the columns of a visit: statistics of queries, and mods'."""
@@ -486,7 +486,7 @@ class _Step:
             place = self.tile.b, self.tile.h
             block.load(side, count + config.stages, following, place)
 
-        begin = partial(begin_copies, start, config, self.tile.interpret)
+        begin = partial(begin_copies, start, self.tile.interpret)
         pl.when(i + config.stages < self.visits.total)(begin)
 
     def leave_out_blind(self, first: Any, slot: Any) -> None:

@@ -38,15 +38,7 @@ from pliax.kernels._hopper import MULTIPROCESSORS, shared_memory
 from .block_lists import BlockLists, TellingLists
 from .block_mask import BlockMask
 from .configs import Kernel
-from .mosaic_gpu import (
-    CHANNELS,
-    NOTHING,
-    Call,
-    aligned,
-    call_of,
-    is_linear,
-    mods_of,
-)
+from .mosaic_gpu import CHANNELS, NOTHING, Call, aligned, call_of, mods_of
 from .mosaic_gpu_backward import Order, Scratch, ThreadBlock, counters_of
 from .mosaic_gpu_backward_step import SQUARE
 from .mosaic_gpu_columns import columns_of
@@ -62,7 +54,7 @@ from .mosaic_gpu_tiles import as_lists, run_kernel
 from .mosaic_gpu_visits import reach
 from .normalization import with_slope
 from .refinement import for_keys, for_queries, halves_of
-from .row_statistics import filled, statistics
+from .row_statistics import filled, is_linear, statistics
 
 
 _WIDE = 128  # channels: registers hold dk, dv and a tile, but little besides

@@ -1,4 +1,4 @@
-"""What a backward kernel is told of each query."""
+"""What a backward kernel is told of each query, and where a scale is applied."""
 
 import math
 from typing import Any
@@ -9,6 +9,13 @@ from jaxtyping import Float
 
 
 LOG2E = math.log2(math.e)  # exp(x) = 2^(x log2 e), and the hardware has 2^x
+# The reciprocal of a smaller one may not be a float32, nor -inf times it -inf.
+_LEAST_SCALE = 1e-30
+
+
+def is_linear(score_mod: Any, scale: float) -> bool:
+    """Whether the scale can be part of the exponent, and be divided by."""
+    return score_mod is None and scale > _LEAST_SCALE
 
 
 def statistics(

@@ -22,7 +22,7 @@ from .block_mask import BlockMask
 from .diagonals import sees_itself
 from .normalization import with_slope
 from .refinement import for_keys, for_queries, halves_of
-from .row_statistics import heads_first, statistics
+from .row_statistics import heads_first, is_linear, statistics
 from .separation import MASK_MOD, SCORE_MOD, compute_outside, is_literal, separate
 from .triton_configs import padded, sizes_of
 from .triton_programs import define_entry, define_mod
@@ -85,7 +85,7 @@ def call_of(
         channels=(D, arrays[2].shape[3]),
         dtype=arrays[0].dtype,
         has_unseen=block_mask is not None and not sees_itself(block_mask),
-        is_linear=score_mod is None and scale > 0,
+        is_linear=is_linear(score_mod, scale),
         asked=asked,
     )
 
