@@ -55,6 +55,7 @@ from .mosaic_gpu import (
     any_exceeds as any_exceeds,
     await_warps as await_warps,
     load_elements as load_elements,
+    settle as settle,
     store_rows as store_rows,
     take_number as take_number,
     vote_not_finite as vote_not_finite,

@@ -153,6 +153,40 @@ def _numbers(register: Any) -> list[Any]:
     return [vector.extract(register, **place) for place in at]
 
 
+def settle(tile: Any, layout: Any) -> None:
+    """In a Mosaic GPU kernel: numbers are known before what follows has an effect.
+
+    An optimization barrier binds LLVM alone. ptxas delays what nobody needs yet, beyond
+    waits too; it cannot where an instruction that has an effect depends on it.
+
+    Args:
+        tile: Float32 numbers, none of which is below zero.
+        layout: How they lie in registers.
+    """
+    import jax.experimental.pallas.mosaic_gpu as plgpu
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import arith, llvm
+
+    inline: Any = plgpu.inline_mgpu
+
+    @inline(arg_types=(layout,))
+    def ask(_: Any, tile: Any) -> None:
+        integer = ir.IntegerType.get_signless(32)
+        numbers = (x for register in tile.registers.flat for x in _numbers(register))
+        signs = functools.reduce(
+            arith.ori, (arith.bitcast(integer, x) for x in numbers)
+        )
+        llvm.inline_asm(
+            ir.Type.parse("!llvm.void"),
+            [signs],
+            "{ .reg .pred p; setp.lt.s32 p, $0, 0; @p fence.acq_rel.cta; }",
+            "r",
+            has_side_effects=True,
+        )
+
+    ask(tile)
+
+
 def await_warps() -> None:
     """In a Mosaic GPU kernel that has its own barriers: a warpgroup's warps meet."""
     import jax.experimental.pallas.mosaic_gpu as plgpu

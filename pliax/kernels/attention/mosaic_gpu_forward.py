@@ -159,7 +159,8 @@ class ThreadBlock:
     def blocks(self) -> Blocks:
         """What the lists are of."""
         call, config = self.kernel.call, self.kernel.config
-        return Blocks(call.blocks, call.sizes["k"], config, call.lists_tell)
+        descends = not self.kernel.is_linear  # else maxima grow in no order
+        return Blocks(call.blocks, call.sizes["k"], config, call.lists_tell, descends)
 
     def visits(self, b: Any, h: Any, first: Any, counts: Any = None) -> Visits:
         """The keys that a tile of queries sees."""

@@ -79,7 +79,7 @@ class Step:
         weights, sums = self.softmax(scores, sums)
         weights = weights.astype(self.queries.dtype)
         sums, weights = lax.optimization_barrier((sums, weights))
-        self.await_values(slot)
+        self.await_values(slot, sums)
         if self.is_careful and not is_full:
             acc = self.add_seen(sums.acc, weights, self.visits.first(i), known[1])
             self.await_next_keys(i)
@@ -170,11 +170,12 @@ class Step:
             return found
         return [*found, *self.mask.conditions(first, known, met)]
 
-    def await_values(self, slot: Any) -> None:
+    def await_values(self, slot: Any, sums: Sums) -> None:
         """Those of a visit, and the warpgroup's turn."""
         config, scratch = self.block.kernel.config, self.block.scratch
         if config.takes_turns:
             plgpu.barrier_arrive(scratch.turn)
+            self.softmax.settle(sums)
         if not config.loads_together:  # else they came with the keys
             plgpu.barrier_wait(scratch.here[1].at[slot])
         if config.takes_turns:

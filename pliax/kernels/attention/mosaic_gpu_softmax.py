@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from pliax.core._jax import any_exceeds
+from pliax.core._jax import any_exceeds, settle
 
 from .mosaic_gpu_tiles import TILE, zeros
 from .row_statistics import LOG2E
@@ -100,6 +100,17 @@ class Softmax:
         weights = self._weights(scores, self._level(level))
         sums = _times(sums, jnp.exp2((sums.top - level) * self.factor))
         return weights, sums._replace(top=top, total=sums.total + weights.sum(axis=1))
+
+    def settle(self, sums: Sums) -> None:
+        """The weights are known before whoever computes them waits for others.
+
+        Left to itself ptxas makes them when the wait is over, while tensor cores idle,
+        in kernels with a score_mod; in others it does not, and to ask costs more than
+        it gains. 16,384 tokens of 128 channels under a causal mask on one H200: ALiBi
+        takes 0.87 of the time, a soft cap 0.97, a table 1.02; without a mod 1.08.
+        """
+        if self.puts_off and not self.is_linear and not self.interpret:
+            settle(sums.total, TILE)
 
     def part(self, sums: Sums) -> tuple[Any, Any, Any]:
         """Of some columns: sums of weights times values, maximum, sum of weights.

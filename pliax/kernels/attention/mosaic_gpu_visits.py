@@ -2,6 +2,9 @@
 
 Full blocks come first where the two kinds have loops of their own (`Visits`), or the
 last block where one order is wanted of all rows (`Backwards`).
+
+A score_mod often prefers near keys, as ALiBi does, and a causal mask hides later ones:
+from the last full block to the first maxima hardly grow.
 """
 
 from collections.abc import Callable
@@ -68,12 +71,14 @@ class Blocks:
         config: The kernel's.
         tell: Whether the lists say which conditions of the mask each block meets
             (`TellingLists`).
+        descends: Whether `visits` begins with the last full block, where lists are.
     """
 
     sizes: tuple[int, int] | None
     length: int
     config: Config
     tell: bool = False
+    descends: bool = False
 
     @property
     def counted(self) -> int:
@@ -118,6 +123,8 @@ class Blocks:
             return jnp.where(is_full, whole, part), None
 
         def column(i: Any) -> tuple[Any, Any]:
+            if self.descends:
+                i = jnp.where(i < full, full - 1 - i, i)
             block, met = told(i) if self.tell else listed(i)
             return (block * per + lax.rem(i, per)) * step, met
 

@@ -43,8 +43,13 @@ def test_backwards_every_listed_tile_comes_once_and_the_last_first(kinds, per):
     assert found == wanted[::-1]
 
 
-@given(kinds=KINDS, per=st.sampled_from([1, 2, 3]), tell=st.booleans())
-def test_every_listed_tile_comes_once_and_full_ones_first(kinds, per, tell):
+@given(
+    kinds=KINDS,
+    per=st.sampled_from([1, 2, 3]),
+    tell=st.booleans(),
+    descends=st.booleans(),
+)
+def test_every_listed_tile_comes_once_and_full_ones_first(kinds, per, tell, descends):
     lists, met = as_lists(kinds), dict.fromkeys(range(len(kinds)))
     if tell:
         met = {n: 127 if x == "full" else n + 1 for n, x in enumerate(kinds)}
@@ -52,7 +57,8 @@ def test_every_listed_tile_comes_once_and_full_ones_first(kinds, per, tell):
         full, total = (jnp.full((1, 1, 1), sum(x in y for x in kinds)) for y in WHICH)
         entries = jnp.array([n | met[n] << COLUMN_BITS for n in order])
         lists = TellingLists(full, total, entries[None, None, None])
-    blocks = Blocks((64, 64 * per), 64 * per * len(kinds), Config(columns=64), tell)
+    sizes, config = (64, 64 * per), Config(columns=64)
+    blocks = Blocks(sizes, 64 * per * len(kinds), config, tell, descends)
     visits = blocks.visits(lists, 0, 0, jnp.int32(0))
     wanted = [
         (64 * (n * per + i), met[n])
@@ -61,6 +67,9 @@ def test_every_listed_tile_comes_once_and_full_ones_first(kinds, per, tell):
         for i in range(per)
         if x == kind
     ]
+    if descends:
+        full = per * kinds.count("full")
+        wanted = [*wanted[:full][::-1], *wanted[full:]]
     found = [visits.place(jnp.asarray(i)) for i in range(int(visits.total))]
     assert [(int(x), y if y is None else int(y)) for x, y in found] == wanted
     assert int(visits.full) == per * kinds.count("full")
