@@ -157,10 +157,11 @@ def settle(tile: Any, layout: Any) -> None:
     """In a Mosaic GPU kernel: numbers are known before what follows has an effect.
 
     An optimization barrier binds LLVM alone. ptxas delays what nobody needs yet, beyond
-    waits too; it cannot where an instruction that has an effect depends on it.
+    waits too; it cannot where something that has an effect depends on it. Here that is
+    a fence, for numbers below zero: there are none, and it would change nothing.
 
     Args:
-        tile: Float32 numbers, none of which is below zero.
+        tile: Float32 numbers, whose signs are not set.
         layout: How they lie in registers.
     """
     import jax.experimental.pallas.mosaic_gpu as plgpu

@@ -159,7 +159,7 @@ class ThreadBlock:
     def blocks(self) -> Blocks:
         """What the lists are of."""
         call, config = self.kernel.call, self.kernel.config
-        descends = not self.kernel.is_linear  # else maxima grow in no order
+        descends = self.kernel.score is not None  # `mosaic_gpu_visits` says why
         return Blocks(call.blocks, call.sizes["k"], config, call.lists_tell, descends)
 
     def visits(self, b: Any, h: Any, first: Any, counts: Any = None) -> Visits:

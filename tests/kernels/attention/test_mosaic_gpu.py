@@ -625,6 +625,34 @@ def test_the_kernels_lower_for_a_gpu(name, D, mask_mod, block):
     assert lowered.as_text().count("mosaic_gpu") >= 4
 
 
+@pytest.mark.parametrize(
+    ("name", "D", "block", "is_asked"),
+    [
+        ("alibi", 128, 128, True),
+        ("alibi", 256, 128, True),
+        ("none", 128, 128, False),
+        ("alibi", 64, 128, False),
+        ("alibi", 128, 64, False),
+    ],
+)
+def test_exponentials_are_asked_for_before_a_turn_where_a_mod_puts_off(
+    name, D, block, is_asked
+):
+    """By a fence that is never reached (`settle`): it must be there to be of use."""
+    T = 256
+    mask = px.create_block_mask(
+        px.kernels.masks.causal, 1, None, T, T, block_size=block
+    )
+    made = px.kernels.mods.alibi(H) if name == "alibi" else None
+    score_mod = close_score_mod(made, jnp.float32)
+    score_mod = widened(jax.tree.map(jnp.asarray, score_mod))
+    arrays = tuple(gaussian(n, (1, T, H, D), jnp.bfloat16) for n in range(3))
+    forward = partial(mosaic_gpu.forward, scale=0.1)
+    traced = jax.jit(lambda x: forward(x, score_mod, mask)).trace(arrays)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert ("fence.acq_rel.cta" in text) == is_asked
+
+
 def test_under_vmap_thread_blocks_of_many_tiles_lower_for_a_gpu(monkeypatch):
     jax.clear_caches()  # of what the number of multiprocessors is part of
     for module in (mosaic_gpu, mosaic_gpu_vjp):
