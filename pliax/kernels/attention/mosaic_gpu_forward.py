@@ -159,8 +159,9 @@ class ThreadBlock:
     def blocks(self) -> Blocks:
         """What the lists are of."""
         call, config = self.kernel.call, self.kernel.config
+        given = call.blocks, call.sizes["k"], config
         descends = self.kernel.score is not None  # `mosaic_gpu_visits` says why
-        return Blocks(call.blocks, call.sizes["k"], config, call.lists_tell, descends)
+        return Blocks(*given, tell=call.lists_tell, descends=descends)
 
     def visits(self, b: Any, h: Any, first: Any, counts: Any = None) -> Visits:
         """The keys that a tile of queries sees."""
