@@ -358,7 +358,8 @@ class ThreadBlock:
         """Of a warpgroup's rows."""
         kernel, config = self.kernel, self.kernel.config
         factor = LOG2E * (kernel.call.scale if kernel.is_linear else 1)
-        kind = kernel.is_linear, config.puts_off, kernel.call.interpret
+        settles = kernel.score is not None and kernel.splits is None
+        kind = kernel.is_linear, config.puts_off, settles, kernel.call.interpret
         return Softmax(config.rows, factor, *kind)
 
     def take_turn(self, condition: Any = None) -> None:

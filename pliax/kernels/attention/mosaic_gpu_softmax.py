@@ -65,6 +65,7 @@ class Softmax:
         is_linear: Whether the factor may be applied before the subtraction: else a row
             may be at -1e9, where float32 has no room for a product.
         puts_off: Whether it puts off what can wait.
+        settles: Whether `settle` does something, where that is put off.
         interpret: Whether the kernel runs in JAX's interpreter.
     """
 
@@ -72,6 +73,7 @@ class Softmax:
     factor: float
     is_linear: bool
     puts_off: bool
+    settles: bool
     interpret: bool
 
     def start(self, channels: int) -> Sums:
@@ -107,17 +109,23 @@ class Softmax:
         Left to itself ptxas makes them when the wait is over, while tensor cores idle,
         in kernels with a score_mod; in others it does not, and to ask costs more than
         it gains. 16,384 tokens of 128 channels under a causal mask on one H200: ALiBi
-        takes 0.84 of the time, a soft cap 0.97, a table 1.01; without a mod 1.08.
+        takes 0.84 of the time, a soft cap 0.97, a table 1.01; without a mod 1.08. Parts
+        do not ask either: 16 queries and 131,072 keys of 8 sequences under ALiBi 1.03,
+        in pages 1.06, under a soft cap 0.95.
         """
-        if self.puts_off and not self.is_linear and not self.interpret:
+        if self.settles and self.puts_off and not self.interpret:
             settle(sums.total, TILE)
 
     def part(self, sums: Sums) -> tuple[Any, Any, Any]:
         """Of some columns: sums of weights times values, maximum, sum of weights.
 
-        For a softmax that puts nothing off, relative to the maximum.
+        Relative to the maximum, whatever was put off.
         """
-        return sums.acc, sums.top, sums.total
+        if not self.puts_off:
+            return sums.acc, sums.top, sums.total
+        top, total, grown = self._caught_up(sums)
+        sums = _times(sums._replace(total=total), jnp.exp2(grown))
+        return sums.acc, top, sums.total
 
     def whole(self, sums: Sums) -> tuple[Any, Any, Any]:
         """Of all columns: mean of values, maximum, and the logarithm of the sum.
@@ -126,14 +134,22 @@ class Softmax:
         """
         top, total, grown = sums.top, sums.total, 0.0
         if self.puts_off:
-            top, total = top.max(axis=1), total.sum(axis=1)
-            grown = (sums.level - self._level(_finite(top))) * self._unit
-            grown = jnp.minimum(grown, 0.0)  # a level that never grew is far below
+            top, total, grown = self._caught_up(sums)
         is_empty = total == 0
         some = jnp.where(is_empty, 1.0, total)
         mean = sums.acc * lax.broadcast_in_dim(1 / some, sums.acc.shape, [0])
         log_sum = (jnp.log2(some) + grown) * (1 / LOG2E)
         return mean, top, jnp.where(is_empty, 0.0, log_sum)
+
+    def _caught_up(self, sums: Sums) -> tuple[Any, Any, Any]:
+        """Maximum and sum of weights, and the exponent of what sums are too large by.
+
+        Of two, and at most 0: sums times so much are relative to the maximum.
+        """
+        top, total = sums.top.max(axis=1), sums.total.sum(axis=1)
+        grown = (sums.level - self._level(_finite(top))) * self._unit
+        # A level that never grew is far below.
+        return top, total, jnp.minimum(grown, 0.0)
 
     def _grown(self, sums: Sums) -> Sums:
         """Relative to the maximum, if that of some row is too far from what it was."""

@@ -651,6 +651,11 @@ def test_exponentials_are_asked_for_before_a_turn_where_a_mod_puts_off(
     traced = jax.jit(lambda x: forward(x, score_mod, mask)).trace(arrays)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert ("fence.acq_rel.cta" in text) == is_asked
+    rows = arrays[0].swapaxes(1, 2), *arrays[1:]
+    parts = partial(mosaic_gpu.parts, scale=0.1, splits=2)
+    traced = jax.jit(lambda x: parts(x, score_mod, None)).trace(rows)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "fence.acq_rel.cta" not in text  # where it takes longer
 
 
 def test_under_vmap_thread_blocks_of_many_tiles_lower_for_a_gpu(monkeypatch):
