@@ -179,7 +179,9 @@ def test_scores_may_be_the_least_number_there_is(kind):
 def test_products_that_are_no_numbers_once_scaled_hide_all(kind):
     *given, value = arrays_of(kind)
     huge = 4e18 / value.shape[3] ** 0.5  # products of -1.6e37
-    query, key = (jnp.full_like(x, y) for x, y in zip(given, (huge, -huge), strict=True))
+    query, key = (
+        jnp.full_like(x, y) for x, y in zip(given, (huge, -huge), strict=True)
+    )
     found = fused((query, key, value), kind, scale=30.0)
     for x, wanted in zip(found, (0.0, -jnp.inf, -jnp.inf), strict=True):
         assert (x == wanted).all()
