@@ -353,6 +353,7 @@ def run_case(case: Case, options: argparse.Namespace, rate: float) -> list[Any]:
                 "median_ms": median,
                 "samples_ms": list(times),
                 "gb_per_s": case.bytes / median / 1e6,
+                "copy_gb_per_s": rate,
                 "of_copy": case.bytes / median / 1e6 / rate,
                 "mean_error": error,
                 "over_plain": error / plain,

@@ -32,6 +32,11 @@ class Backend:
     prepare: Callable[[Any], Any] = lambda arguments: arguments
 
 
+_FASTEST = (
+    "Leave implementation=None to take the fastest one that supports the arguments."
+)
+
+
 def choose(
     operation: str, backends: Sequence[Backend], arguments: Any, name: str | None
 ) -> Backend:
@@ -55,8 +60,7 @@ def choose(
         known = ", ".join(repr(b.name) for b in ranked)
         raise ValueError(
             f"{operation}: implementation={name!r} is unknown; there is {known}.\n"
-            "Leave implementation=None to take the fastest one that supports the "
-            "arguments."
+            f"{_FASTEST}"
         )
     refusals = []
     for backend in candidates:
@@ -64,7 +68,8 @@ def choose(
         if reason is None:
             return backend
         refusals.append(f"{backend.name}: {reason}")
-    raise NotImplementedError(f"{operation}: " + "; ".join(refusals) + ".")
+    remedy = "" if name is None else f"\n{_FASTEST}"
+    raise NotImplementedError(f"{operation}: " + "; ".join(refusals) + f".{remedy}")
 
 
 def integer_options(operation: str, options: Any) -> dict[str, int]:
@@ -93,7 +98,8 @@ def check_options(operation: str, backend: Backend, options: dict[str, Any]) -> 
     """Refuse options the chosen backend does not read.
 
     Raises:
-        ValueError: Naming the unknown options and the known ones.
+        ValueError: Naming the unknown options and the known ones; or if `interpret` is
+            not 1.
     """
     unknown = sorted(set(options) - set(backend.options))
     if unknown:
@@ -101,4 +107,9 @@ def check_options(operation: str, backend: Backend, options: dict[str, Any]) -> 
         raise ValueError(
             f"{operation}: kernel_options {unknown} are unknown to "
             f"implementation={backend.name!r}, which reads: {known}."
+        )
+    if (interpret := options.get("interpret", 1)) != 1:
+        raise ValueError(
+            f"{operation}: kernel_options['interpret'] must be 1, found {interpret}.\n"
+            "Leave it out to run the kernels on the GPU."
         )

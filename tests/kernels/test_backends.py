@@ -1,5 +1,7 @@
 """The rule that picks a backend: the best that supports, never another than named."""
 
+from dataclasses import replace
+
 import pytest
 
 from pliax.kernels._backends import Backend, check_options, choose
@@ -22,9 +24,8 @@ def test_the_supported_backend_of_highest_priority_runs(size, name):
 
 def test_an_explicit_name_never_falls_back():
     assert choose("f", BACKENDS, 5, "plain").name == "plain"
-    with pytest.raises(
-        NotImplementedError, match="f: fast: sizes above 10 are too large"
-    ):
+    text = "f: fast: sizes above 10 are too large.\nLeave implementation=None to take"
+    with pytest.raises(NotImplementedError, match=text):
         choose("f", BACKENDS, 20, "fast")
 
 
@@ -44,3 +45,10 @@ def test_unknown_options_are_refused_with_the_known_ones():
     check_options("f", BACKENDS[0], {"tile": 3})
     with pytest.raises(ValueError, match=r"\['tiel'\] are unknown .*which reads: tile"):
         check_options("f", BACKENDS[0], {"tiel": 3})
+
+
+def test_the_interpreter_is_asked_for_by_1_alone():
+    interpreted = replace(BACKENDS[0], options=("interpret",))
+    check_options("f", interpreted, {"interpret": 1})
+    with pytest.raises(ValueError, match=r"\['interpret'\] must be 1, found 2"):
+        check_options("f", interpreted, {"interpret": 2})

@@ -70,8 +70,9 @@ def fused_in_parts(arrays, score, scale):
     T, scale = query.shape[1], scale or query.shape[3] ** -0.5
     mod = widened(close_score_mod(score, jnp.float32))
     given, how = (query.swapaxes(1, 2), *keys), {"scale": scale, "interpret": True}
-    sums = mosaic_gpu.parts(given, mod, None, splits=2, **how)
-    out, lse, top, _ = merge(tuple(x[:, :, :, :T] for x in sums))
+    acc, *statistics = mosaic_gpu.parts(given, mod, None, splits=2, **how)
+    top, total = (x[..., :T] for x in statistics)
+    out, lse, top, _ = merge((acc[..., :T, :], top, total))
     return tuple(x.swapaxes(1, 2) for x in (out.astype(query.dtype), lse, top))
 
 
