@@ -358,9 +358,14 @@ class ThreadBlock:
         """Of a warpgroup's rows."""
         kernel, config = self.kernel, self.kernel.config
         factor = LOG2E * (kernel.call.scale if kernel.is_linear else 1)
-        settles = kernel.score is not None and kernel.splits is None
-        kind = kernel.is_linear, config.puts_off, settles, kernel.call.interpret
-        return Softmax(config.rows, factor, *kind)
+        return Softmax(
+            config.rows,
+            factor,
+            is_linear=kernel.is_linear,
+            puts_off=config.puts_off,
+            settles=kernel.score is not None and kernel.splits is None,
+            interpret=kernel.call.interpret,
+        )
 
     def take_turn(self, condition: Any = None) -> None:
         """Lets the other warpgroup have the tensor cores, and waits for it."""

@@ -65,7 +65,7 @@ class Softmax:
         is_linear: Whether the factor may be applied before the subtraction: else a row
             may be at -1e9, where float32 has no room for a product.
         puts_off: Whether it puts off what can wait.
-        settles: Whether `settle` does something, where that is put off.
+        settles: Whether `settle` asks for weights, in kernels that put off.
         interpret: Whether the kernel runs in JAX's interpreter.
     """
 
