@@ -2,6 +2,7 @@
 
 import gc
 import os
+import tempfile
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -23,12 +24,19 @@ os.environ.setdefault("PJRT_NPROC", "16")
 # (`max_inflight_computations_per_device`): with asynchronous dispatch what a test asks
 # for meanwhile takes these places and waits for the kernel, and the kernel for a place.
 jax.config.update("jax_cpu_enable_async_dispatch", False)
-# Arrays of tests are small: LLVM's passes would take a third of the suite's time. XLA
-# reads its flags once; processes that a test starts compile as users' do.
-with pytest.MonkeyPatch.context() as patch:
-    if "XLA_FLAGS" not in os.environ:
-        patch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
-    jax.devices()
+# Arrays of tests are small: LLVM's passes would take a third of the suite's time.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+# Functions that a test makes anew are new to JAX, and their programs often are not: a
+# worker, and every process that its tests start, compiles each program once.
+_COMPILED = tempfile.TemporaryDirectory(prefix="pliax-tests-")
+for name, value in {
+    "jax_compilation_cache_dir": _COMPILED.name,
+    "jax_persistent_cache_min_compile_time_secs": 0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}.items():
+    os.environ[name.upper()] = str(value)
+    jax.config.update(name, value)
 
 # Before pliax is first imported: every annotation of the package becomes a check.
 check("pliax")
@@ -50,14 +58,13 @@ def pytest_addoption(parser):
     parser.addoption("--one-in", type=int, default=1, help=text)
 
 
-_SLOW_CASES = 5  # of which a run of the suite takes one
+_SLOW_CASES = 10  # of which a run of the suite takes one
 
 
 def pytest_collection_modifyitems(config, items):
     parts = config.getoption("--one-in")
-    kept = [x for x in items if zlib.crc32(x.nodeid.encode()) % parts == 0]
-    if not _asks_for_slow(config):
-        kept = _without_most_slow_cases(kept)
+    kept = items if _asks_for_slow(config) else _without_most_slow_cases(items)
+    kept = [x for x in kept if zlib.crc32(x.nodeid.encode()) % parts == 0]
     config.hook.pytest_deselected(items=[x for x in items if x not in set(kept)])
     items[:] = kept
 

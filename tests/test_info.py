@@ -69,6 +69,7 @@ def test_a_child_that_dies_leaves_what_it_printed(monkeypatch, capsys, code, rea
     assert re.search(f"could not finish .*{reason}$", out.strip())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platforms", ["cpu", "cuda", "no-such-platform"])
 def test_exit_status_is_zero(platforms):
     environment = os.environ | {"JAX_PLATFORMS": platforms, "XLA_FLAGS": ""}
@@ -93,6 +94,7 @@ def test_a_flag_that_ends_the_process_is_a_reason():
 WRITE = "import sys; from pliax import info; info._write('é' * 10**6, sys.stdout)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stdout", ["/dev/full", "a pipe without reader", "ascii"])
 def test_output_that_cannot_be_written_is_no_failure(stdout):
     environment = os.environ | {"XLA_FLAGS": "", "PYTHONIOENCODING": "ascii"}

@@ -43,6 +43,7 @@ def run(monkeypatch, output, *words):
     return json.loads(output.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize("program", ["none", "pages, ALiBi"])
 def test_a_quick_run_has_an_error_beside_each_time(program, tmp_path, monkeypatch):

@@ -148,6 +148,7 @@ def test_a_quick_run_has_an_error_beside_each_time(tmp_path, monkeypatch):
         assert np.all(np.asarray(row["over_plain"]) < 1.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "results"),
     [("table, unseen", exactness.NAMES), ("documents, unseen", exactness.NAMES[:-1])],

@@ -169,6 +169,7 @@ def test_the_error_is_the_distance_from_the_oracle(tmp_path):
     assert json.loads((tmp_path / "new" / "sum.json").read_text()) == record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [("bench_muon.py", "--gpu"), ("bench_matrix_products.py",)]
 )

@@ -10,6 +10,7 @@ from benchmarks.bench_attention_gpu import Case
 from pliax.kernels.attention.configs import Kernel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", tune.PARTS)
 @pytest.mark.parametrize("program", ["dense", "documents", "alibi"])
 def test_candidates_are_different_and_one_is_the_tables(program, direction):

@@ -119,6 +119,7 @@ def test_word_j_of_a_draw_is_word_offset_plus_j(seed, offset, shape):
     np.testing.assert_array_equal(gen.bits(shape, jnp.uint8)[1].ravel(), byte)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCALAR_DRAWS)
 @given(offset=offsets, shape=st.sampled_from(SHAPES))
 def test_a_draw_is_a_window_of_the_stream_whatever_its_shape(name, offset, shape):
@@ -266,6 +267,7 @@ def test_one_device_and_replicated_generators_draw_alike(where, mesh_4x2):
         np.testing.assert_array_equal(x, draw(gen)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("types", ["Auto Auto", "Explicit Explicit", "Explicit Auto"])
 def test_out_sharding_of_every_kind_of_axis(types):
     kinds = tuple(getattr(AxisType, name) for name in types.split())
@@ -307,6 +309,7 @@ def test_out_sharding_is_refused_clearly(mesh_4x2):
 # Transformations.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCALAR_DRAWS)
 def test_jit_vmap_scan_and_remat_draw_what_a_loop_draws(name):
     def draw(gen):

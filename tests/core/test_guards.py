@@ -482,6 +482,7 @@ def test_a_size_as_an_index_is_a_run_time_scalar():
     assert isinstance(assumptions.known.parse("b")[0], Size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [

@@ -109,6 +109,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 def test_permutations_and_choices_are_those_of_jax(draw):
     check_each(draw, ("t",), counted, CHOICES, HIGH)
@@ -216,6 +217,7 @@ def test_gradients_of_running_reductions_are_those_of_jax(name, reverse, kind):
     check_each(both, ("t",), contents(kind), CHOICES, HIGH, tolerance=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNNING)
 def test_second_derivatives_and_batches_of_running_reductions(name):
     def f(x):

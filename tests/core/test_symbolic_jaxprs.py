@@ -44,6 +44,7 @@ def symbolic(f):
     return jax.make_jaxpr(f)(w, jax.ShapeDtypeStruct((b, t, 4), jnp.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_symbolic_jaxpr_is_padded_as_its_function(name):
     f = PROGRAMS[name]

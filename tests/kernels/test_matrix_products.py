@@ -355,6 +355,7 @@ def test_the_gradient_of_a_gram_matrix_takes_one_product():
     assert made.count("dot_general") == 2  # with the Gram matrix
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_vmap_makes_a_larger_stack(axis, monkeypatch):
     seen, run = [], mosaic_gpu.add_product

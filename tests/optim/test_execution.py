@@ -119,7 +119,6 @@ shapes = st.tuples(st.integers(1, 4), st.sampled_from([1, 3, 8]), st.integers(1,
 
 
 @given(st.lists(shapes, min_size=1, max_size=5), st.sampled_from(["standard", "gram"]))
-@settings(max_examples=20)
 def test_stacked_is_per_matrix(shapes, method):
     params = {str(i): array(i, *shape) for i, shape in enumerate(shapes)}
     axes = MatrixAxes(2, 1, 0)
@@ -140,6 +139,7 @@ def hopper(monkeypatch):
     monkeypatch.setattr(backends, "refused_device", lambda: None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("method", ["standard", "gram"])
 @pytest.mark.parametrize("shape", [(2, 512, 620), (1, 620, 512), (1, 512, 1000)])
@@ -183,6 +183,7 @@ def test_sides_stay_on_other_devices():
     assert padded_sides((512, 1000), choose_iteration()) == (512, 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("method", ["standard", "gram"])
 def test_momentum_in_one_pass_does_what_two_do(monkeypatch, nesterov, method, request):
@@ -292,6 +293,7 @@ def test_momentum_of_owned_leaves_in_one_pass_does_what_two_do(
         assert M.sharding.is_equivalent_to(place, M.ndim)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
     ("spec", "state_spec"),
@@ -314,6 +316,7 @@ def test_momenta_move_where_they_lie(spec, state_spec):
         assert found == ["all-gather"] * 2  # and one back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("execution", ["stacked", "per_matrix", "owner"])
 @pytest.mark.parametrize(
     ("spec", "state_spec"),
@@ -340,6 +343,7 @@ def test_explicit_gradients_meet_momenta_that_lie_elsewhere(
             assert x.sharding.is_equivalent_to(jax.NamedSharding(mesh, P("x")), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", [(1, 1), (4, 4), (7, 1), (8, 8), (5, 0), (9, 3)])
 @pytest.mark.parametrize("is_hopper", [False, True])
 def test_owners_share_the_whole_matrices_of_a_shape_evenly(
@@ -409,6 +413,7 @@ def test_portions_one_after_another_do_what_one_stack_does(monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, parts, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 @pytest.mark.parametrize("spec", [P(), P("fsdp"), P(None, "fsdp")])
 def test_owners_do_what_one_device_does(kind, spec):
@@ -430,7 +435,7 @@ specs = st.sampled_from([P(), P("x"), P(None, "x"), P("y"), P(("x", "y")), P("y"
     st.sampled_from(["x", "y", ("x", "y"), ("y", "x")]),
     st.sampled_from(["standard", "gram"]),
 )
-@settings(max_examples=20)
+@settings(max_examples=settings().max_examples // 2)
 def test_owners_serve_every_sharding(cases, axis, method):
     mesh, params, axes = mesh_of(x=4, y=2), {}, {}
     for i, ((count, rows, columns), spec, order) in enumerate(cases):
@@ -481,6 +486,7 @@ def test_those_on_their_way_back_wait_for_each_other_beside_some_that_stay():
     assert first in before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rows", "columns", "whole"])
 def test_one_shape_travels_while_another_is_multiplied(kind):
     """The largest in the middle; on the way there nobody waits for anybody."""
@@ -549,6 +555,7 @@ def test_layers_on_different_devices_do_not_travel():
     assert_same(run(tx, params), run(single, {"scan": array(0, 16, 8, 24)}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [P(), P("fsdp"), P(None, "fsdp")])
 @pytest.mark.parametrize("shape", [(0, 64), (64, 0), (0, 0)])
 def test_matrices_without_elements_have_owners(shape, spec):

@@ -105,6 +105,7 @@ def test_heads_are_flattened_or_matrices_of_their_own():
         assert_equal_updates(each[:, head], update(kernel[:, head]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjust_lr_fn", emulation.ADJUST_LR_FNS)
 def test_a_fused_projection_is_its_parts(adjust_lr_fn):
     parts = [array(seed, 16, size) for seed, size in enumerate((32, 8, 8))]

@@ -50,6 +50,7 @@ def tree(dtype=jnp.float32):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("adjust_lr_fn", emulation.ADJUST_LR_FNS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -145,6 +146,7 @@ def test_original_is_the_default_and_depends_on_the_layout():
     np.testing.assert_array_equal(wide, 2 * tall)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_dtypes_of_updates_and_state(dtype):
     params = tree(dtype)
@@ -338,6 +340,7 @@ def test_multi_steps_average_the_gradients():
     assert_close(updates, jax.jit(plain.update)(params, plain.init(params), params)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sharded_parameters_equal_whole_ones(axis_type, layout):

@@ -144,6 +144,7 @@ jitted_of_squares = jax.jit(of_squares)
 SCHEDULES = ["quintic", "polar_express", [(3.0, -4.0, 2.0), COEFFICIENTS]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES[:3])
 @pytest.mark.parametrize("coefficients", SCHEDULES)
 @given(seed=seeds, magnitude=st.floats(-30, 17))

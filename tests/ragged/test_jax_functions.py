@@ -62,6 +62,7 @@ FUNCTIONS = {
 LAWS = {name: of_selected(f) for name, f in FUNCTIONS.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law, oracle", LAWS.values(), ids=LAWS)
 @given(seed=SEEDS, length=LENGTHS, share=SHARES)
 def test_functions_of_selected_elements_are_those_of_an_array(

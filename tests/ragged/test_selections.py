@@ -255,6 +255,7 @@ COUNTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", COUNTED)
 def test_an_explicit_mesh_may_not_divide_what_is_counted(name, compiled):

@@ -74,6 +74,7 @@ SELECTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [(1,), (5, 1, 4), (1, 5)], ids=str)
 @pytest.mark.parametrize("name", SELECTS)
 def test_what_is_left_of_one_element_may_be_nothing(name, lengths):
@@ -112,6 +113,7 @@ READS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("read", "least"), READS.values(), ids=READS)
 def test_the_derivative_of_what_is_read_of_nothing_is_0(read, least):
     compiled = px.compile(
@@ -398,6 +400,7 @@ def by_cond(x):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("f", "wanted"),
     [
@@ -457,6 +460,7 @@ def test_two_calls_of_one_inner_trace_may_not_share_a_size():
         px.compile(lambda x: selected(x).sum() + selected(-x).sum())(X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("take", [lambda f: f, jax.grad])
 @pytest.mark.parametrize(
     ("refused", "own"),
@@ -513,6 +517,7 @@ def in_two_calls(inner):
     return f
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("take", [lambda f: f, jax.grad])
 @pytest.mark.parametrize(
     "wrap",
@@ -586,6 +591,7 @@ DERIVATIVES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DERIVATIVES)
 def test_derivatives_of_every_mode_are_those_of_a_mask(name):
     take = DERIVATIVES[name]
@@ -689,6 +695,7 @@ def scaled_by_mask(w):
     return jnp.sin(w) * ((X * w) ** 2).sum(where=X * w > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("take", [jax.grad, jax.hessian, jax.jacfwd])
 def test_what_a_function_closes_over_has_derivatives(take):
     w = np.float32(1.5)
@@ -722,6 +729,7 @@ def test_a_ragged_argument_inside_other_transformations_is_an_array():
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "use",
     [
@@ -796,6 +804,7 @@ def rows_of_four(x):
     return jnp.pad(x, (0, -x.shape[0] % 4)).reshape(-1, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", range(9))
 def test_a_size_that_is_rounded_up_divides_whatever_it_is(count):
     x = np.arange(9, dtype=np.float32) + 0.5 - count
@@ -815,6 +824,7 @@ ASKED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ASKED)
 def test_a_branch_of_jax_is_named_and_taken_where_a_check_says_which(name):
     f = ASKED[name]

@@ -95,6 +95,7 @@ PROGRAMS += [compares_types, looks_types_up]
 SIZES = [(4, 4), (4, 3), (1, 4), (4, 1), (1, 1), (5, 5), (2, 6)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"dynamic": True}, {}], ids=["dynamic", "auto"])
 @pytest.mark.parametrize("f", PROGRAMS)
 def test_errors_that_are_caught_decide_as_they_do_in_jit(f, options):

@@ -453,6 +453,7 @@ def test_a_size_cannot_be_called_like_a_function(name):
         px.Dim(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "where",
     ["t <= 100", "t < 101", "100 >= t", "t <= 10*10", "2*t <= 201", "-t >= -100"],
@@ -514,6 +515,7 @@ LIMITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "where", "sizes", "text"), LIMITS.values())
 @pytest.mark.parametrize("dims", [None, {"y": "s"}])
 def test_limits_of_sizes_hold_in_another_compiled_function(
@@ -1081,6 +1083,7 @@ DIVIDED: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DIVIDED)
 def test_declared_sizes_may_be_divided_by_explicit_axes(name):
     f = DIVIDED[name]
@@ -1136,6 +1139,7 @@ def test_a_program_sees_which_memory_has_its_arrays():
         same(compiled(jax.device_put(counting(t), host)), 3 * counting(t))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [jax.P(None, "x"), jax.P(None, None)])
 @pytest.mark.parametrize(
     "f",
@@ -1449,6 +1453,7 @@ OVER_MAPPED_AXES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OVER_MAPPED_AXES)
 def test_collectives_over_a_mapped_axis_are_reductions_in_the_bucket(name):
     def f(x):

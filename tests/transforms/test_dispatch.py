@@ -89,6 +89,7 @@ CALLS = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"dims": SIZES}, {"dynamic": True}, {}])
 @given(calls=CALLS)
 def test_calls_in_any_order_are_the_function_s_and_are_counted(options, calls):
@@ -185,6 +186,7 @@ def test_known_arrays_inside_a_transformation_belong_to_it(within, n):
     assert f(w, x) == 2 * n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
 def test_arguments_mean_the_same_by_position_and_by_name_in_any_order(order):
     def f(w, x, bias=1.0):
@@ -217,6 +219,7 @@ def test_wrong_arguments_are_told_as_python_tells_them(calls):
     assert f(w, x) == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["_run", "again", "bound", "globals", "latest", "leaf", "table0", "unknown"]
 )

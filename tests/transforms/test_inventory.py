@@ -21,6 +21,7 @@ SAMPLE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", SAMPLE)
 def test_padded_programs_equal_plain_ones_whatever_the_padding(program):
     outcome = examine(subject_of(program))

@@ -130,6 +130,7 @@ def test_each_public_function_is_in_a_program_or_excluded(prefix):
     assert named & set(excluded) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", sample(PROGRAMS, every=25), ids=repr)
 @pytest.mark.parametrize("candidates", [SMALL, DIFFERENT], ids=["small", "different"])
 def test_it_runs_in_plain_jax(program, candidates):

@@ -76,6 +76,7 @@ USES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 @pytest.mark.parametrize(
     "within",

@@ -151,6 +151,7 @@ ASKS_ABOUT_1 = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f", ASKS_ABOUT_1.values(), ids=ASKS_ABOUT_1)
 def test_what_jax_asks_of_a_size_of_1_makes_no_constant_of_it(f):
     agree(f, (1, 2, 5), dims={"x": "t"})
@@ -248,6 +249,7 @@ BEYOND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", ["auto", "never"])
 @pytest.mark.parametrize(("f", "sizes"), BEYOND.values(), ids=BEYOND)
 def test_sizes_beyond_int32_are_what_python_makes_of_them(f, sizes, padding):
@@ -436,6 +438,7 @@ def test_bits_of_a_size_are_those_of_python(seed):
     assert BITS_OF_SIZE(np.zeros(n, np.float32)) == (n ^ 5) + (n | 64) + (3 & n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"dims": {"x": "t"}}])
 @pytest.mark.parametrize(
     "f",
@@ -580,6 +583,7 @@ def outcome(f, x):
         return type(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f", SHORT_INTEGERS.values(), ids=SHORT_INTEGERS)
 def test_a_size_that_an_integer_type_does_not_hold_is_an_error_as_in_jax(f):
     """Where JAX itself wraps, px.compile does; nowhere else."""

@@ -257,6 +257,7 @@ TRUTHS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", TRUTHS.values(), ids=TRUTHS)
 @pytest.mark.usefixtures("standard_promotion")
 def test_truths_about_sizes_are_counted_as_python_counts(use):

@@ -119,6 +119,7 @@ def gradients(f: Callable[..., Any]) -> Callable[..., Any]:
     return jax.value_and_grad(loss, (0, 1, 2, 3, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask, mod", slow_but(APART, 2))
 def test_queries_and_keys_may_be_padded_apart(mask, mod):
     f = attention(MASKS[mask], MODS[mod])

@@ -97,6 +97,7 @@ def test_what_is_blind_leaves_no_trace_in_a_gradient(name, implementation):
     assert_error_rule(loss(flex)(*operands), loss(formula)(*operands), golden)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lookup",
     [
@@ -164,6 +165,7 @@ def test_a_mask_used_again_sees_what_it_holds_now():
     assert counts[0] < counts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("axes", [("x",), ("x", None, "y"), ()])
 def test_explicit_axes_give_the_same_numbers_where_the_query_lies(axes, implementation):

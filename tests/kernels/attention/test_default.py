@@ -166,6 +166,7 @@ def few(queries, H):
     return api._Arguments((query, key, key), None, mask, {})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
     ("queries", "H", "name"),

@@ -160,6 +160,7 @@ def test_derivatives_without_jit_are_the_same():
     assert_error_rule(DERIVATIVES["hessian_vector"](loss, *operands), rival, golden)
 
 
+@pytest.mark.slow
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("stand_in", [-1e9, -1e30])
 def test_a_finite_stand_in_for_minus_infinity_has_exact_gradients(
@@ -367,6 +368,7 @@ def test_a_mask_is_an_argument_of_shard_map(implementation):
     assert_close(found, expected)
 
 
+@pytest.mark.slow
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_an_exported_attention_is_attention(symbolic, implementation):

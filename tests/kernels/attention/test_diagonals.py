@@ -42,6 +42,7 @@ def shown(mask_mod, queries=S, keys=S, batch=None, heads=None):
     return px.create_block_mask(mask_mod, batch, heads, queries, keys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mask_mod",
     [

@@ -135,6 +135,7 @@ DECIDED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DECIDED)
 def test_intervals_leave_open_a_few_blocks_a_row(name):
     mask_mod, per_row = DECIDED[name]
@@ -205,6 +206,7 @@ TRAPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAPS)
 def test_what_intervals_prove_holds_for_every_score(name):
     undecided(TRAPS[name])

@@ -150,6 +150,7 @@ def evaluated(mod, scores):
     return mod(scores, *(jnp.arange(n, dtype=jnp.int32) for n in scores.shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_mod_is_its_formula(name):
     case = CASES[name]

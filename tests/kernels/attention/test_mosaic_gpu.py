@@ -188,6 +188,7 @@ def test_lse_and_max_scores_are_the_same_with_and_without_derivatives(case):
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stranger", [0.0, jnp.nan])
 def test_lse_and_max_scores_of_a_second_try_are_those_with_derivatives(stranger):
     mask = px.create_block_mask(partly_unseen, 2, None, 150, 150)
@@ -329,6 +330,7 @@ def test_under_vmap_each_call_takes_all_of_its_own_tiles(monkeypatch):
         np.testing.assert_array_equal(found[n], jax.jit(attend)(q[n], k[0], v[n]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [(64, 64), (192, 192)])
 def test_what_mods_know_of_columns_may_find_no_room_beside_them(channels, monkeypatch):
     case = Case(
@@ -387,6 +389,7 @@ STEEP = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask_mod", [None, px.kernels.masks.causal])
 @pytest.mark.parametrize("name", STEEP)
 def test_keys_beyond_the_end_add_nothing_to_the_gradient_of_queries(name, mask_mod):

@@ -338,6 +338,7 @@ def gaussians(T, D, dtype, heads=1):
     return [jax.random.normal(k, (1, T, n, D), dtype) for k, n in pairs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("D", "mask", "kernels"), [
     (128, documents, 3), (128, causal, 2), (64, documents, 3), (64, causal, 2),
 ])  # fmt: skip
@@ -349,6 +350,7 @@ def test_sparse_masks_have_a_kernel_for_each_side(D, mask, kernels, monkeypatch)
     assert lowered.as_text().count("stablehlo.custom_call @mosaic_gpu") == kernels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("D", [64, 128])
 @pytest.mark.parametrize("stages", [3, 6])
 def test_stages_that_do_not_fit_become_fewer(D, stages, monkeypatch):
@@ -359,6 +361,7 @@ def test_stages_that_do_not_fit_become_fewer(D, stages, monkeypatch):
     jax.jit(lambda *x: run(x)).trace(*arrays).lower(lowering_platforms=("cuda",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("D", "T"), [(64, 512), (64, 452), (128, 512)])
 def test_a_kernel_for_each_side_is_as_exact_as_the_fused_one(D, T):
     """The log-sum-exp has a cotangent, too, which is a part of delta."""
@@ -374,6 +377,7 @@ def test_a_kernel_for_each_side_is_as_exact_as_the_fused_one(D, T):
         assert error <= 1.1 * own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("D", [64, 256])
 @pytest.mark.parametrize("unseen", [jnp.inf, -jnp.inf])
 # The interpreter multiplies with NumPy, which warns of 0 times infinity.
@@ -392,6 +396,7 @@ def test_infinite_keys_and_values_that_nobody_sees_leave_no_trace(D, unseen):
         np.testing.assert_array_equal(x.astype(jnp.float32), y.astype(jnp.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("D", [64, 128])
 def test_sparse_masks_leave_no_trace_of_what_nobody_sees_or_sees_nothing(D):
     """Key 9 is seen by nobody, query 130 sees nothing: they may hold NaN."""
@@ -417,6 +422,7 @@ def test_sparse_masks_leave_no_trace_of_what_nobody_sees_or_sees_nothing(D):
         np.testing.assert_allclose(x, y, rtol=0.02, atol=8e-3 * np.abs(y).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("D", "T", "asked"), [
     (192, 64, {}), (64, 430, {"bwd_block_q": 64}), (128, 430, {"bwd_block_q": 64}),
 ])  # fmt: skip

@@ -178,6 +178,7 @@ def test_lists_that_a_mask_which_asks_whose_they_are_shares_are_left(axis):
     assert refinement.refined(each, counts[0], counts[1]).halves
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("D", [64, 128])
 def test_kernels_ask_what_lists_do_not_tell(D):
     """Eleven conditions, of which lists tell of seven."""

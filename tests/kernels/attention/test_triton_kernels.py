@@ -105,6 +105,7 @@ def test_numbers_of_16_bits(dtype):
 
 
 # Of 48 keys in blocks of 32 the last holds a tile of 16 that is wholly beyond.
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [40, 48])
 @pytest.mark.parametrize("size", [16, 32, 48])
 def test_what_lies_beyond_the_end_is_neither_seen_nor_asked_for(length, size):
@@ -124,6 +125,7 @@ def test_a_score_that_zeros_have_none_of():
         agree(given, score_mod=broken, block_mask=mask, kernel_options=SMALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [384, 430])
 @pytest.mark.parametrize("is_blind", [False, True])
 def test_sparse_masks_are_cut_into_blocks_of_64(length, is_blind, monkeypatch):

@@ -274,6 +274,7 @@ def odd(text: str, sizes: Mapping[str, int], seed: int = 0) -> Any:
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", ["same", "valid", "strides, same", "dilated kernel"]
 )
@@ -324,6 +325,7 @@ def test_a_kernel_that_is_not_finite(options):
 _SLOW_COMPLEX = pytest.param(np.complex64, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.int32, np.int8, jnp.bfloat16, _SLOW_COMPLEX])
 def test_other_dtypes(dtype):
     wide = {np.int8: np.int32, jnp.bfloat16: np.float32}.get(dtype)

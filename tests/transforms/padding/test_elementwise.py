@@ -19,6 +19,7 @@ ITERATED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("f", "count"), ITERATED.values(), ids=ITERATED)
 def test_loops_over_elements_end_with_the_last_valid_one(f, count):
     """With poison of its own sort an iterated function takes hours, or never ends."""

@@ -95,6 +95,7 @@ SLICES = [
 ]
 
 
+@pytest.mark.slow
 @table(*SLICES)
 def test_slices(row):
     f, *texts = row
@@ -140,6 +141,7 @@ def rows(x):
     return x.reshape(-1, x.shape[-1])
 
 
+@pytest.mark.slow
 @table(*LOOKUPS)
 def test_lookups(row):
     obey(*row, choices=FEW)
@@ -209,6 +211,7 @@ WRITES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @table(*WRITES)
 def test_writes(row):
     obey(*row, choices=FEW)
@@ -308,6 +311,7 @@ DYNAMIC = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @table(*DYNAMIC)
 def test_dynamic_slices(row):
     obey(*row, choices=LARGE)
@@ -436,6 +440,7 @@ BEYOND_INT32 = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f", BEYOND_INT32.values(), ids=BEYOND_INT32)
 def test_indices_of_64_bits_are_cast_as_jax_casts_them(f):
     """To int32, along an axis that has no more elements than that."""
@@ -468,6 +473,7 @@ WITH_SIZES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f", WITH_SIZES.values(), ids=WITH_SIZES)
 def test_functions_that_ask_for_integers_take_sizes(f):
     compiled = px.compile(f, dims={"x": "b, t"}, padding="require")

@@ -83,6 +83,7 @@ BATCHES: dict[str, tuple[Callable[..., Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BATCHES)
 def test_one_problem_does_not_see_another(case: str) -> None:
     f, argument = BATCHES[case]
@@ -162,6 +163,7 @@ MATRICES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", MATRICES)
 def test_padded_matrices_become_blocks_beside_ones(case: str) -> None:
     f, args = MATRICES[case]

@@ -137,6 +137,7 @@ SCANS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SCANS)
 def test_a_scan_sees_valid_steps_only(case: str) -> None:
     f, specs = SCANS[case]
@@ -268,6 +269,7 @@ WHILES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WHILES)
 def test_padding_has_no_say_in_a_predicate(case: str) -> None:
     f, specs = WHILES[case]
@@ -343,6 +345,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CALLS)
 def test_calls_and_branches(case: str) -> None:
     f, specs = CALLS[case]

@@ -98,6 +98,7 @@ LOOPS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", DRAWS)
 def test_draws_are_those_of_the_logical_shape(case: str) -> None:
     law(DRAWS[case], "b, t", key=KEY)
@@ -115,6 +116,7 @@ def test_rejection_loops(case: str) -> None:
     law(LOOPS[case], "b, t", key=KEY, tolerance=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTED)
 def test_every_generator_that_counts(name: str) -> None:
     def f(k: Any, x: Any) -> Any:

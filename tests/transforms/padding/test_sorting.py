@@ -89,11 +89,13 @@ def assert_law(
 # --- sort -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", _KINDS)
 def test_sort_and_argsort_of_any_dtype(kind):
     assert_law(lambda x: (jnp.sort(x), jnp.argsort(x)), f"t; {kind}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "f",
     [
@@ -188,6 +190,7 @@ def test_top_k_of_any_dtype(kind):
     assert_law(lambda x: lax.top_k(x, len_of(x)), f"t; {kind}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 3, 5])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_top_k_along_any_axis(k, axis):
@@ -316,6 +319,7 @@ ORDERED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [*SHORT, "float8_e8m0fnu"])
 @pytest.mark.parametrize("f", ORDERED.values(), ids=ORDERED)
 def test_floats_of_8_bits_have_an_order_or_are_refused(f, dtype):
@@ -328,6 +332,7 @@ def test_floats_of_8_bits_have_an_order_or_are_refused(f, dtype):
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index_dtype", [np.int8, np.uint8, np.int16])
 @pytest.mark.parametrize("find", [lax.argmax, lax.argmin])
 def test_places_in_short_integers_are_those_of_valid_elements(find, index_dtype):

@@ -64,6 +64,7 @@ def pool(kind: str, *shape: Any, **options: Any) -> Callable[[Any], Any]:
 # --- windows of fixed shape -----------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("stride", [1, 2, pytest.param(3, marks=_SLOW)])
 @pytest.mark.parametrize("kind", SOME_KINDS)
@@ -81,6 +82,7 @@ def test_pooling_an_image(kind):
     assert_law(f, "b, 5, 4, 2")  # a batch is all that is padded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", [1, 2])
 @pytest.mark.parametrize("apart", [1, 2])
 def test_pooling_dilated_elements_with_dilated_windows(base, apart):
@@ -172,6 +174,7 @@ def loss(f: Callable) -> Callable:
     return lambda x: (f(x) ** 2 * (1 + jnp.arange(f(x).shape[-1]))).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", ["same", "lower", "valid", "more behind"])
 @pytest.mark.parametrize("stride", [1, 2, pytest.param(3, marks=_SLOW)])
 @pytest.mark.parametrize("kind", SOME_KINDS)
@@ -183,6 +186,7 @@ def test_gradients_of_pooling(kind, stride, padding):
         assert_law(jax.grad(loss(f)), "t")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SOME_KINDS)
 def test_gradients_of_pooling_an_image(kind):
     f = pool(kind, 1, 2, 3, 1, window_strides=(1, 2, 2, 1), padding="SAME")
@@ -228,6 +232,7 @@ def test_one_window_over_all_of_an_axis(kind):
     assert_law(lambda x: pool(kind, 1, *x.shape[1:3], 1)(x), "b, s, t, 2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SOME_KINDS)
 def test_gradients_of_one_window_over_all_of_an_axis(kind):
     f = pool
