@@ -78,6 +78,7 @@ from .separation import MASK_MOD, SCORE_MOD
 NOTHING: Mapping[str, int] = MappingProxyType({})
 CHANNELS = 64  # of a row in shared memory: 128 bytes, the widest swizzle
 ALIGNED = 8  # rows TMA moves together
+MANY = 32  # visits: for 16 queries of one sequence, 16 visits, another loop takes 1.02
 
 
 @dataclass(frozen=True)
@@ -275,7 +276,7 @@ def _kernel(
         is_inference: Whether it writes log-sum-exp and maximum for users.
     """
     blocks = {"q": config.span, "k": reach(config, call.blocks)}
-    score, mask = mods_of(call, score_mod, block_mask, blocks)
+    score, mask = mods_of(call, score_mod, block_mask, blocks, config.columns)
     has_lists = lists is not None
     kernel = _Forward(
         call, config, score, mask, has_lists, room, splits, workers, is_inference
@@ -284,15 +285,19 @@ def _kernel(
 
 
 def mods_of(
-    call: Call, score_mod: Any, block_mask: BlockMask | None, blocks: dict[str, int]
+    call: Call,
+    score_mod: Any,
+    block_mask: BlockMask | None,
+    blocks: dict[str, int],
+    keys: int = 0,
 ) -> tuple[Operands | None, Operands | None]:
     """The mods of a call, with the arrays a kernel is given for them."""
     score = mask = None
     if score_mod is not None:
-        score = operands(score_mod, SCORE_MOD, call.sizes, blocks)
+        score = operands(score_mod, SCORE_MOD, call.sizes, blocks, keys=keys)
     if block_mask is not None:
         given = block_mask.mask_mod, MASK_MOD, call.sizes, blocks
-        mask = operands(*given, apart=call.lists_tell)
+        mask = operands(*given, apart=call.lists_tell, keys=keys)
     return score, mask
 
 
@@ -443,6 +448,20 @@ class _Forward:
             return self.tile_of_each.sizes
         B, H = self.call.sizes["b"], self.call.sizes["h"]
         return {"batch": B, "parts": self.splits, "heads": H, "tiles": self.tiles}
+
+    @property
+    def settles(self) -> bool:
+        """Whether weights are asked for (`Softmax.settle` says why)."""
+        if self.score is None:
+            return False
+        return self.splits is None or self.score.separated.is_costly
+
+    @property
+    def visits_many(self) -> bool:
+        """Whether a tile may visit so many others that another loop is worth it."""
+        length = -(-self.call.sizes["k"] // self.config.columns)
+        is_long = length // (self.splits or 1) >= MANY
+        return is_long and not self.config.shares_rows  # whose queries are few
 
     def rows(self, b: Any, h: Any, first: Any) -> tuple[Any, ...]:
         """Where a tile's rows of queries and outputs are."""

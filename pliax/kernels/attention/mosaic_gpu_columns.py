@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.experimental.pallas.mosaic_gpu as plgpu
+from jax import lax
 
 from .configs import ALIGNED_BYTES, Config
-from .mosaic_gpu_tiles import ModOnTile, Operands, window
+from .mosaic_gpu_tiles import MOVED, ModOnTile, Operands, i32, window
+from .separation import Hoisted
 
 
 _ITEM = 4  # bytes: mods know booleans and half precision as numbers of 32 bits, too
@@ -34,9 +36,17 @@ class Columns:
 
     def scratch(self) -> list[Any]:
         """The shared memory they take."""
-        shape = self.config.stages, self.config.columns
         arrays = (self.mods[n].arrays[number] for n, number in self.places)
-        return [plgpu.SMEM(shape, x.dtype) for x in arrays]
+        lengths = (MOVED if x.keys > 1 else self.config.columns for x in self.items)
+        return [
+            plgpu.SMEM((self.config.stages, n), x.dtype)
+            for n, x in zip(lengths, arrays, strict=True)
+        ]
+
+    @property
+    def items(self) -> list[Hoisted]:
+        """What they are."""
+        return [self.mods[n].separated.hoisted[number] for n, number in self.places]
 
     def load(
         self, refs: Sequence[Any], there: Any, slot: Any, at: Any, here: Any
@@ -51,9 +61,12 @@ class Columns:
             here: The barrier that says that they are there.
         """
         *place, first = at
-        for (n, number), to in zip(self.places, there, strict=True):
-            item = self.mods[n].separated.hoisted[number]
-            x = window(item, refs[n][number], place, first, self.config.columns)
+        every = zip(self.places, self.items, there, strict=True)
+        for (n, number), item, to in every:
+            start = first
+            if item.keys > 1:
+                start = lax.div(first, i32(item.keys * MOVED)) * i32(MOVED)
+            x = window(item, refs[n][number], place, start, to.shape[1])
             plgpu.copy_gmem_to_smem(x, to.at[slot], here)
 
     def known(self, there: Any, slot: Any, mod: ModOnTile | None) -> dict[int, Any]:

@@ -363,7 +363,7 @@ class ThreadBlock:
             factor,
             is_linear=kernel.is_linear,
             puts_off=config.puts_off,
-            settles=kernel.score is not None and kernel.splits is None,
+            settles=kernel.settles,
             interpret=kernel.call.interpret,
         )
 

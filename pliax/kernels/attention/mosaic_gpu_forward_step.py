@@ -1,6 +1,6 @@
 """One visit of the forward kernel: keys and values become part of what is found."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -47,8 +47,25 @@ class Step:
     def over_all(self, sums: Sums) -> Sums:
         """All visits of a warpgroup: first those that see everything."""
         full, total = map(self.count, (self.visits.full, self.visits.total))
-        sums = lax.fori_loop(i32(0), full, partial(self, is_full=True), sums)
+        sums = self.over_full(full, sums)
         return lax.fori_loop(full, total, partial(self, is_full=False), sums)
+
+    def over_full(self, count: Any, sums: Sums) -> Sums:
+        """The first so many visits, in a loop for what a mod may guess, too.
+
+        To choose in each visit gains nothing: what waits for a branch is not computed
+        beside anything.
+        """
+
+        def run(step: Step, sums: Sums) -> Sums:
+            return lax.fori_loop(i32(0), count, partial(step, is_full=True), sums)
+
+        is_long = self.block.kernel.visits_many
+        holds = self.score.guess_holds if self.score and is_long else None
+        if self.score is None or holds is None:
+            return run(self, sums)
+        guessing = replace(self, score=replace(self.score, guesses=True))
+        return lax.cond(holds, partial(run, guessing), partial(run, self), sums)
 
     def count(self, visits: Any) -> Any:
         """How many of the first visits are its warpgroup's."""

@@ -26,11 +26,12 @@ from .block_lists import MET_BITS, BlockLists, TellingLists
 from .configs import Config
 from .mosaic_gpu_conditions import Condition
 from .separation import Hoisted, Separated, compute_outside, separate
-from .tile_evaluation import Space, compute_inside
+from .tile_evaluation import Space, compute_inside, guess_holds
 
 
 TILE = plgpu.Layout.WGMMA
 ROW, COLUMN = TILE.reduce(1), TILE.reduce(0)
+MOVED = 32  # of what a tile shares the copy engine brings so many, which are aligned
 _PIECE = 64  # rows and columns that a warpgroup's registers have room for besides
 i32 = partial(jnp.asarray, dtype=jnp.int32)
 
@@ -52,6 +53,7 @@ def operands(
     blocks: Mapping[str, int],
     *,
     apart: bool = False,
+    keys: int = 0,
 ) -> Operands:
     """What a kernel needs of a mod.
 
@@ -61,8 +63,9 @@ def operands(
         sizes: Sequences, heads, queries and keys, by "bhqk".
         blocks: Queries and keys that are loaded at once, by "qk".
         apart: Whether the conditions of a mask are a result each.
+        keys: As of `separate`.
     """
-    separated = separate(mod, roles, apart=apart)
+    separated = separate(mod, roles, apart=apart, keys=keys)
     values = compute_outside(separated, mod.captured, sizes)
     pairs = zip(separated.hoisted, values, strict=True)
     return Operands(separated, tuple(_loadable(x, v, blocks) for x, v in pairs))
@@ -77,6 +80,8 @@ def _loadable(item: Any, x: Array, blocks: Mapping[str, int]) -> Array:
     if x.dtype in (jnp.bfloat16, jnp.float16):
         x = x.astype(jnp.float32)
     last = item.axes[-1] if item.axes else "b"
+    if item.keys > 1:
+        blocks = {last: MOVED}
     if last not in blocks:
         return x
     return jnp.pad(
@@ -166,17 +171,23 @@ class ModOnTile:
     tile: Tile
     separated: Separated
     refs: Sequence[Any]
+    guesses: bool = False  # that numbers loaded once are small
     loaded: dict[int, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for number, item in enumerate(self.separated.hoisted):
-            if not item.is_looked_up and self.tile.columns not in item.axes:
+            is_of_columns = item.is_looked_up or self.tile.columns in item.axes
+            if number not in self.loaded and not is_of_columns:
                 self.loaded[number] = self._load(number, self.tile.first, ROW)
 
     def columns_in(self, refs: Mapping[int, Any]) -> dict[int, Any]:
-        """What it knows of columns, from shared memory, by the number of a value."""
+        """What it knows of columns, by the number of a value, or where a tile's is."""
         load = partial(plgpu.load, layout=COLUMN, optimized=False)
-        return {n: self._as_declared(n, load(ref)) for n, ref in refs.items()}
+        items = self.separated.hoisted
+        return {
+            n: ref if items[n].keys > 1 else self._as_declared(n, load(ref))
+            for n, ref in refs.items()
+        }
 
     def conditions(
         self, first: Any, known: Mapping[int, Any], met: Any
@@ -214,6 +225,16 @@ class ModOnTile:
             known: Of `columns_in`; what is not in it is loaded.
             which: Of its results; None for all.
         """
+        return compute_inside(self.separated, self._space(first, scores, known), which)
+
+    @property
+    def guess_holds(self) -> Any:
+        """Whether what it may guess is so; None if it gains nothing by that."""
+        return guess_holds(self.separated, self._space(i32(0)))
+
+    def _space(
+        self, first: Any, scores: Any = None, known: Mapping[int, Any] | None = None
+    ) -> Space:
         tile, known = self.tile, known or {}
         given: dict[str, Callable[[], Any]] = {
             "s": lambda: scores,
@@ -226,28 +247,34 @@ class ModOnTile:
         def load(number: int) -> Any:
             if number in self.loaded:
                 return self.loaded[number]
-            return (
-                known[number] if number in known else self._load(number, first, COLUMN)
-            )
+            here, is_shared = known.get(number), self.separated.hoisted[number].keys > 1
+            if here is not None and not is_shared:
+                return here
+            return self._load(number, first, COLUMN, here)
 
-        space = Space(
+        return Space(
             rows=tile.rows,
             limits={axis: n - 1 for axis, n in tile.sizes.items()},
             argument=lambda role: given[role](),
             load=load,
             look_up=self._look_up,
             spread=tile.spread,
+            guesses=self.guesses,
         )
-        return compute_inside(self.separated, space, which)
 
-    def _load(self, number: int, first: Any, layout: Any) -> Any:
+    def _load(self, number: int, first: Any, layout: Any, here: Any = None) -> Any:
         item, ref, tile = self.separated.hoisted[number], self.refs[number], self.tile
-        if set(item.axes) & {"q", "k"}:
+        place = _matrix(item, tile.b, tile.h)
+        if item.keys > 1:
+            block = lax.div(first, i32(item.keys))
+            is_far = here is None
+            x = ref[(*place, block)] if is_far else here[lax.rem(block, i32(MOVED))]
+        elif set(item.axes) & {"q", "k"}:
             n = tile.shape[0] if layout is ROW else tile.shape[1]
-            here = window(item, ref, (tile.b, tile.h), first, n)
-            x = plgpu.load(here, layout=layout, optimized=False)
+            there = window(item, ref, (tile.b, tile.h), first, n)
+            x = plgpu.load(there, layout=layout, optimized=False)
         else:
-            x = ref[_matrix(item, tile.b, tile.h) or (0,)]
+            x = ref[place or (0,)]
         return self._as_declared(number, x)
 
     def _as_declared(self, number: int, x: Any) -> Any:

@@ -36,6 +36,13 @@ _NATIVE = frozenset(
         *("shift_right_logical", "sign", "sin", "square", "sub", "tanh", "xor"),
     )
 )
+# Of these, what its special function units do.
+SPECIAL = frozenset(
+    (
+        *("cos", "div", "exp", "exp2", "log", "log2", "logistic", "rsqrt", "sin"),
+        "tanh",
+    )
+)
 _KINDS = frozenset(map(jnp.dtype, ("bool", "int32", "uint32", "float32")))
 _HALVES = frozenset(map(jnp.dtype, ("bfloat16", "float16")))
 _IDENTITIES = frozenset(

@@ -468,6 +468,7 @@ def _positions(
 ) -> Callable[..., Any]:
     """(b, row) to the logical position there, and whether b has a token there."""
     size, inverse, end = cache.page_size, cache.physical_to_logical, cache.lengths
+    last = cache.page_table.shape[1] - 1
     if sequences is not None:
         sequences = index_array(where, "sequences", sequences, (1,))
         inverse, end = _take(inverse, sequences), _take(end, sequences)
@@ -475,8 +476,9 @@ def _positions(
         end = jnp.minimum(end, kv_len)
 
     def position_of(b: Any, row: Any) -> tuple[Any, Any]:
-        slot = inverse[b, row // size]
-        position = slot * size + row % size
+        page = jax.lax.div(jnp.asarray(row), size)
+        slot = jnp.clip(inverse[b, page], -1, last)  # as kernels are to know
+        position = row + (slot - page) * size
         present = (slot >= 0) & (position < end[b])
         return jnp.where(present, position, 0), present
 

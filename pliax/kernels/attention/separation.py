@@ -7,10 +7,12 @@ What an equation depends on decides: the batch b, the head h, the query q, the k
 the score s. A value that looks into captured arrays, or that no kernel can compute, is
 computed outside if it depends neither on the score nor on both q and k; a kernel then
 loads one number a head, one a query or one a key. An element chosen by both is
-looked up in the kernel.
+looked up in the kernel. Of what a tile of keys shares, `pages[lax.div(k, 128)]`, it
+loads one number a tile.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +23,7 @@ import jax.numpy as jnp
 from pliax.core._jax import bind_equation
 from pliax.core.jaxprs import ClosedFunction
 
-from .normalization import conditions, flatten, is_elementwise
+from .normalization import SPECIAL, conditions, flatten, is_elementwise
 
 
 AXES = ("b", "h", "q", "k")
@@ -44,11 +46,13 @@ class Hoisted:
         variable: The variable of the mod's jaxpr.
         axes: Those of AXES it has one of, in front of its own.
         is_looked_up: Whether the kernel chooses elements of it, by query and key.
+        keys: There is one for so many keys, which begin at a multiple of that.
     """
 
     variable: Any
     axes: tuple[str, ...]
     is_looked_up: bool
+    keys: int = 1
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Separated:
         roles: What the others are, each one of "sbhqk".
         hoisted: What is computed outside.
         inside: The equations that are left, in order.
-        needs: What each variable depends on.
+        needs: What each variable depends on, inside one that keys share not on them.
     """
 
     jaxpr: Any
@@ -76,10 +80,24 @@ class Separated:
         """The equation that makes each variable."""
         return {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
 
+    def maker(self, v: Any) -> Any:
+        """The equation of a variable, or None."""
+        return None if is_literal(v) else self.makers.get(v)
+
     @cached_property
     def roles_of(self) -> Mapping[Any, str]:
         """What each scalar is that the mod is a function of."""
         return dict(zip(self.jaxpr.invars[self.captured :], self.roles, strict=True))
+
+    @cached_property
+    def is_costly(self) -> bool:
+        """Whether special function units compute something of each score."""
+        return any(
+            eqn.primitive.name in SPECIAL
+            and "s" in self.needs[eqn.outvars[0]]
+            and eqn.outvars[0].aval.dtype == jnp.float32
+            for eqn in self.inside
+        )
 
     @cached_property
     def is_shift(self) -> bool:
@@ -99,13 +117,16 @@ class Separated:
         return not is_literal(v) and self.roles_of.get(v) == "s"
 
 
-def separate(mod: ClosedFunction, roles: str, *, apart: bool = False) -> Separated:
+def separate(
+    mod: ClosedFunction, roles: str, *, apart: bool = False, keys: int = 0
+) -> Separated:
     """Splits a mod.
 
     Args:
         mod: The mod.
         roles: What its arguments are, each one of "sbhqk".
         apart: Whether the conditions of a mask are a result each.
+        keys: Of a tile, from a multiple of it on; 0 if they may be any.
 
     Raises:
         Inseparable: If a kernel cannot compute what depends on the score, or on both a
@@ -113,26 +134,66 @@ def separate(mod: ClosedFunction, roles: str, *, apart: bool = False) -> Separat
     """
     jaxpr, captured = flatten(mod), len(mod.captured)
     jaxpr = jaxpr.replace(outvars=conditions(jaxpr)) if apart else jaxpr
-    needs: dict[Any, frozenset[str]] = {v: frozenset() for v in jaxpr.invars[:captured]}
-    needs |= {
-        v: frozenset(r) for v, r in zip(jaxpr.invars[captured:], roles, strict=True)
-    }
-    for eqn in jaxpr.eqns:
-        found = frozenset().union(*(needs.get(v, ()) for v in _variables(eqn.invars)))
-        needs |= dict.fromkeys(eqn.outvars, found)
-    inside, outside = _divide(jaxpr, needs, captured)
+    given = dict.fromkeys(jaxpr.invars[:captured], "")
+    given |= dict(zip(jaxpr.invars[captured:], roles, strict=True))
+    needs = _needs(jaxpr.eqns, given)
+    shared = _shared_by_keys(jaxpr.eqns, given, keys) if keys else {}
+    inside, outside = _divide(jaxpr, needs, captured, shared)
     looked_up = {e.invars[0] for e in inside if e.primitive.name == "dynamic_slice"}
     hoisted = tuple(
-        Hoisted(v, tuple(a for a in AXES if a in needs[v]), v in looked_up)
+        Hoisted(
+            v,
+            tuple(a for a in AXES if a in needs[v]),
+            v in looked_up,
+            shared.get(v, 1) if "k" in needs[v] else 1,
+        )
         for v in outside
     )
+    own = {x.variable: needs[x.variable] - {"k"} for x in hoisted if x.keys > 1}
+    needs |= _needs(inside, needs | own) | own
     found = Separated(jaxpr, captured, roles, hoisted, inside, needs)
     _check(found, looked_up)
     return found
 
 
+def _needs(
+    equations: Sequence[Any], given: Mapping[Any, Iterable[str]]
+) -> dict[Any, frozenset[str]]:
+    """What each variable depends on, from what those do that are given."""
+    needs = {v: frozenset(x) for v, x in given.items()}
+    for eqn in equations:
+        found = frozenset().union(*(needs.get(v, ()) for v in _variables(eqn.invars)))
+        needs |= dict.fromkeys(eqn.outvars, found)
+    return needs
+
+
+def _shared_by_keys(
+    equations: Sequence[Any], roles: Mapping[Any, str], keys: int
+) -> dict[Any, int]:
+    """What is not computed for each key alone, and how many share it.
+
+    A kernel that has a tile of keys has one of it: it is made of `div(k, n)` where n is
+    a multiple of `keys`. Arithmetic alone stays inside; this is about what is loaded.
+    """
+    grains, loaded = dict[Any, int](), set[Any]()
+    for eqn in equations:
+        given = _variables(eqn.invars)
+        found = math.gcd(*(int(roles.get(v) == "k") or grains.get(v, 0) for v in given))
+        by = eqn.invars[-1]
+        if eqn.primitive.name == "div" and is_literal(by) and by.val > 0:
+            is_key = [roles.get(v) for v in given] == ["k"]
+            found = int(by.val) if is_key else found
+        grains |= dict.fromkeys(eqn.outvars, found)
+        if not is_elementwise(eqn) or not loaded.isdisjoint(given):
+            loaded |= set(eqn.outvars)
+    return {v: n for v, n in grains.items() if v in loaded and n and n % keys == 0}
+
+
 def _divide(
-    jaxpr: Any, needs: Mapping[Any, frozenset[str]], captured: int
+    jaxpr: Any,
+    needs: Mapping[Any, frozenset[str]],
+    captured: int,
+    shared: Mapping[Any, int],
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The equations inside, and the variables that come from outside."""
     first = set(jaxpr.invars[:captured])
@@ -146,7 +207,8 @@ def _divide(
         seen.add(v)
         eqn = makers.get(v)
         is_free = "s" not in needs[v] and not {"q", "k"} <= needs[v]
-        if v in first or (eqn is not None and is_free and not is_elementwise(eqn)):
+        is_made = eqn is not None and is_elementwise(eqn) and v not in shared
+        if v in first or (eqn is not None and is_free and not is_made):
             outside[v] = None
         elif eqn is not None:
             inside.add(id(eqn))
@@ -207,7 +269,13 @@ def _over(
 
     for n in range(len(item.axes))[::-1]:
         one = jax.vmap(one, [0 if i == n else None for i in range(len(item.axes))])
-    return one(*(jnp.arange(sizes[a], dtype=jnp.int32) for a in item.axes))
+    return one(*(_indices(sizes[a], item.keys if a == "k" else 1) for a in item.axes))
+
+
+def _indices(n: int, step: int) -> Any:
+    """Every `step`-th of n."""
+    every = jnp.arange(-(-n // step), dtype=jnp.int32)
+    return every if step == 1 else every * step
 
 
 def _value(separated: Separated, variable: Any, env: dict[Any, Any]) -> Any:

@@ -7,17 +7,28 @@ each key) or a tile, and is made as large as it is needed where it meets another
 may lie on its side: then its rows are keys.
 """
 
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 
+from .index_bounds import GUESS, IndexBounds
 from .normalization import compute
 from .separation import MOVES, Separated, is_literal
 
 
-_EXACT = 2**24  # integers up to here are float32 numbers, and so are their sums
+# Operations on integers that are exact for their floats too.
+_SUMS: dict[str, Callable[..., Any]] = {
+    "abs": jnp.abs,
+    "add": jnp.add,
+    "max": jnp.maximum,
+    "min": jnp.minimum,
+    "neg": jnp.negative,
+    "sub": jnp.subtract,
+}
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,8 @@ class Space:
         look_up: `(number of a hoisted array, indices)` to a tile of its elements.
         spread: `(value, kind, kind)` makes a value larger; kinds are "scalar", "row",
             "column" and "tile".
+        guesses: Whether integers that are loaded once, as where a sequence begins, are
+            taken for small.
     """
 
     rows: str
@@ -40,6 +53,7 @@ class Space:
     load: Callable[[int], Any]
     look_up: Callable[[int, Sequence[Any]], Any]
     spread: Callable[[Any, str, str], Any]
+    guesses: bool = False
 
     def kind(self, needs: frozenset[str]) -> str:
         """How large a value is that depends on these."""
@@ -60,18 +74,49 @@ def compute_inside(
         space: The tile.
         which: Of its results; None for all.
     """
-    inside, results = _Inside(separated, space, {}, {}, {}), separated.jaxpr.outvars
+    results = separated.jaxpr.outvars
     wanted = results if which is None else [results[n] for n in which]
+    inside = _inside(separated, space, guesses=space.guesses)
     return [inside.read(v, "tile") for v in wanted]
+
+
+def guess_holds(separated: Separated, space: Space) -> Any:
+    """Whether what is guessed is so, a scalar; None if nothing is gained by it."""
+    sure, more = (
+        _inside(separated, space, guesses=x).sums_of_floats() for x in (False, True)
+    )
+    if sure == more:
+        return None
+    inside = _inside(separated, space, guesses=False)
+    numbers = map(inside.value, _numbers_loaded(separated))
+    are_small = [(x >= -GUESS) & (x <= GUESS) for x in numbers]
+    return functools.reduce(operator.and_, are_small)
+
+
+def _inside(separated: Separated, space: Space, *, guesses: bool) -> "_Inside":
+    guessed = _numbers_loaded(separated) if guesses else ()
+    bounds = IndexBounds(separated, space.limits, guessed)
+    return _Inside(separated, space, bounds, {}, {})
+
+
+def _numbers_loaded(separated: Separated) -> list[Any]:
+    """Integers that a kernel loads once for a sequence or a head."""
+    return [
+        x.variable
+        for x in separated.hoisted
+        if not x.is_looked_up
+        and not {"q", "k"} & set(x.axes)
+        and x.variable.aval.dtype == jnp.int32
+    ]
 
 
 @dataclass(frozen=True)
 class _Inside:
     separated: Separated
     space: Space
+    bounds: IndexBounds
     found: dict[Any, Any]
     floats: dict[Any, Any]
-    known: dict[Any, Any]
 
     def kind(self, v: Any) -> str:
         return "scalar" if is_literal(v) else self.space.kind(self.separated.needs[v])
@@ -100,10 +145,12 @@ class _Inside:
             return self.looked_up(eqn, kind)
         if name in MOVES:
             return self.read(eqn.invars[0], kind)
-        if name == "convert_element_type" and self.is_exact_float(eqn):
+        if self.is_float(eqn):
             return self.as_float(eqn.invars[0], kind)
-        if name == "select_n" and (chosen := self.chosen(eqn)) is not None:
-            return self.read(chosen, kind)
+        if name == "select_n":
+            chosen = self.bounds.chosen(eqn)
+            if chosen is not None:
+                return self.read(chosen, kind)
         return compute(eqn, [self.read(x, kind) for x in eqn.invars])
 
     def looked_up(self, eqn: Any, kind: str) -> Any:
@@ -112,87 +159,56 @@ class _Inside:
         number = [x.variable for x in self.separated.hoisted].index(array)
         places = []
         for start, n in zip(starts, array.aval.shape, strict=True):
-            place, limits = self.read(start, kind), self.bounds(start)
-            inside = limits is not None and limits[0] >= 0 and limits[1] < n
-            places.append(place if inside else jnp.clip(place, 0, n - 1))
+            place, (low, high) = self.read(start, kind), self.bounds.of(start)
+            is_inside = low >= 0 and high < n
+            places.append(place if is_inside else jnp.clip(place, 0, n - 1))
         return self.space.look_up(number, places)
+
+    def sums_of_floats(self) -> list[Any]:
+        """What need not be converted for each score."""
+        return [
+            eqn.outvars[0]
+            for eqn in self.separated.inside
+            if self.is_float(eqn) and self.is_sum(eqn.invars[0])
+        ]
 
     # A conversion takes as long as an exponential. That of a difference of positions is
     # the difference of what was converted once a row and once a column.
 
-    def is_exact_float(self, eqn: Any) -> bool:
-        """Whether an integer is a sum of indices that float32 holds exactly."""
-        to_float = eqn.params["new_dtype"] == jnp.float32
-        return to_float and self.bounds(eqn.invars[0]) is not None
-
     def as_float(self, v: Any, kind: str) -> Any:
+        """An integer as float32, by sums of floats."""
         key = (id(v), kind) if is_literal(v) else (v, kind)
         if key not in self.floats:
             self.floats[key] = self.make_float(v, kind)
         return self.floats[key]
 
     def make_float(self, v: Any, kind: str) -> Any:
-        eqn, own = self.maker(v), self.kind(v)
-        if eqn is None or eqn.primitive.name not in _SUMS or own != "tile":
-            value = self.read(v, own).astype(jnp.float32)
-            return self.space.spread(value, own, kind)
-        operation, _ = _SUMS[eqn.primitive.name]
-        return operation(*(self.as_float(x, kind) for x in eqn.invars))
+        own = self.kind(v)
+        if self.is_sum(v):
+            eqn = self.separated.makers[v]
+            operation = _SUMS[eqn.primitive.name]
+            return operation(*(self.as_float(x, kind) for x in eqn.invars))
+        if own != kind:
+            return self.space.spread(self.as_float(v, own), own, kind)
+        return self.value(v).astype(jnp.float32)
 
-    # --- what is known of integers before the kernel runs ---
+    def is_float(self, eqn: Any) -> bool:
+        """Whether it converts an integer whose sums float32 holds exactly."""
+        if eqn.primitive.name != "convert_element_type":
+            return False
+        is_float = eqn.params["new_dtype"] == jnp.float32
+        return is_float and self.is_exact(eqn.invars[0])
 
-    def maker(self, v: Any) -> Any:
-        """The equation of a variable, or None."""
-        return None if is_literal(v) else self.separated.makers.get(v)
+    def is_sum(self, v: Any) -> bool:
+        """Whether it is made for each score, of what floats are added for, too."""
+        eqn = self.separated.maker(v)
+        is_known = eqn is not None and eqn.primitive.name in _SUMS
+        return is_known and self.kind(v) == "tile"
 
-    def chosen(self, eqn: Any) -> Any:
-        """The case a select always takes, as that of an index that is never < 0."""
-        test = self.maker(eqn.invars[0])
-        if test is None or test.primitive.name != "lt":
-            return None
-        left, right = (self.bounds(x) for x in test.invars)
-        if left is None or right is None:
-            return None
-        if left[0] >= right[1]:
-            return eqn.invars[1]
-        return eqn.invars[2] if left[1] < right[0] else None
-
-    def bounds(self, v: Any) -> tuple[int, int] | None:
-        """Least and largest value of an integer made by sums of indices, if small."""
-        if v.aval.dtype != jnp.int32:
-            return None
-        if is_literal(v):
-            return _small(int(v.val), int(v.val))
-        if v not in self.known:
-            self.known[v] = self.find_bounds(v)
-        return self.known[v]
-
-    def find_bounds(self, v: Any) -> tuple[int, int] | None:
-        if role := self.separated.roles_of.get(v):
-            return _small(0, self.space.limits.get(role, _EXACT + 1))
-        eqn = self.maker(v)
-        if eqn is not None and eqn.primitive.name == "select_n":
-            chosen = self.chosen(eqn)
-            return None if chosen is None else self.bounds(chosen)
-        if eqn is None or eqn.primitive.name not in _SUMS:
-            return None
-        found = [self.bounds(x) for x in eqn.invars]
-        if None in found:
-            return None
-        return _small(*_SUMS[eqn.primitive.name][1](*found))
-
-
-type _Pair = tuple[int, int]
-# Operations on integers that are exact for their floats too, and their bounds.
-_SUMS: dict[str, tuple[Callable[..., Any], Callable[..., _Pair]]] = {
-    "abs": (jnp.abs, lambda x: (max(0, x[0], -x[1]), max(-x[0], x[1]))),
-    "add": (jnp.add, lambda x, y: (x[0] + y[0], x[1] + y[1])),
-    "max": (jnp.maximum, lambda x, y: (max(x[0], y[0]), max(x[1], y[1]))),
-    "min": (jnp.minimum, lambda x, y: (min(x[0], y[0]), min(x[1], y[1]))),
-    "neg": (jnp.negative, lambda x: (-x[1], -x[0])),
-    "sub": (jnp.subtract, lambda x, y: (x[0] - y[1], x[1] - y[0])),
-}
-
-
-def _small(low: int, high: int) -> _Pair | None:
-    return (low, high) if max(-low, high) <= _EXACT else None
+    def is_exact(self, v: Any) -> bool:
+        """Whether that gives the float of the sum of integers."""
+        if not self.bounds.are_exact(v):
+            return False
+        if not self.is_sum(v):
+            return True
+        return all(map(self.is_exact, self.separated.makers[v].invars))

@@ -365,6 +365,39 @@ def test_a_query_that_sees_nothing_gives_nothing_whatever_it_holds():
     jax.tree.map(np.testing.assert_array_equal, dirty, clean)
 
 
+@pytest.mark.parametrize(
+    "n",
+    [
+        64,
+        pytest.param(96, marks=pytest.mark.slow),
+        pytest.param(128, marks=pytest.mark.slow),
+    ],
+)
+def test_a_mod_may_know_of_blocks_of_keys(n):
+    """One number for all keys of a tile, or, where tiles are larger, one for each."""
+    T = 200
+    q, k, v = (gaussian(i, (B, T, H, 64), jnp.bfloat16) for i in range(3))
+    bias = gaussian(3, (H, -(-T // n)))
+    ends = jnp.asarray([[T, 0, 9, T]] * B, jnp.int32)
+
+    def attend(implementation, bias, options=None):
+        return px.flex_attention(
+            q, k, v, implementation=implementation, kernel_options=options,
+            score_mod=lambda s, b, h, i, j: s + bias[h, jax.lax.div(j, n)],
+            block_mask=px.create_block_mask(
+                lambda b, h, i, j: (j <= ends[b, jax.lax.div(j, n)]) | (i == j),
+                B, None, T, T,
+            ),
+        ).astype(jnp.float32)  # fmt: skip
+
+    def both(*args):
+        out, vjp = jax.vjp(lambda x: attend(args[0], x, *args[1:]), bias)
+        return out, *vjp(jnp.cos(out))
+
+    for x, y in zip(both("mosaic_gpu", INTERPRET), both("reference"), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0.03, atol=0.02 * abs(y).max())
+
+
 def test_a_mod_is_asked_about_no_query_beyond_the_end():
     qkv = tuple(gaussian(n, (1, 192, 1, 64), jnp.bfloat16) for n in range(3))
     mask = px.create_block_mask(px.kernels.masks.causal, None, None, 192, 192)
@@ -654,11 +687,18 @@ def test_exponentials_are_asked_for_before_a_turn_where_a_mod_puts_off(
     traced = jax.jit(lambda x: forward(x, score_mod, mask)).trace(arrays)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert ("fence.acq_rel.cta" in text) == is_asked
-    rows = arrays[0].swapaxes(1, 2), *arrays[1:]
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_parts_ask_for_exponentials_where_a_mod_computes_others_of_each_score(is_asked):
+    made = px.kernels.mods.soft_cap(9.0) if is_asked else px.kernels.mods.alibi(H)
+    score_mod = widened(jax.tree.map(jnp.asarray, close_score_mod(made, jnp.float32)))
+    rows = tuple(gaussian(n, (1, H, 256, 128), jnp.bfloat16) for n in range(3))
+    arrays = rows[0], *(x.swapaxes(1, 2) for x in rows[1:])
     parts = partial(mosaic_gpu.parts, scale=0.1, splits=2)
-    traced = jax.jit(lambda x: parts(x, score_mod, None)).trace(rows)
+    traced = jax.jit(lambda x: parts(x, score_mod, None)).trace(arrays)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert "fence.acq_rel.cta" not in text  # where it takes longer
+    assert ("fence.acq_rel.cta" in text) == is_asked
 
 
 def test_under_vmap_thread_blocks_of_many_tiles_lower_for_a_gpu(monkeypatch):

@@ -15,7 +15,11 @@ from hypothesis import given, settings, strategies as st
 
 import pliax as px
 from pliax.kernels import masks, mods, paging
-from pliax.kernels.attention import mosaic_gpu_decoding, mosaic_gpu_limits
+from pliax.kernels.attention import (
+    mosaic_gpu,
+    mosaic_gpu_decoding,
+    mosaic_gpu_limits,
+)
 from pliax.kernels.attention.configs import decoding_config, splits as splits_of
 from pliax.kernels.attention.head_packing import pack
 from pliax.kernels.attention.mosaic_gpu_visits import Visits
@@ -303,17 +307,43 @@ def test_pages_give_what_their_sequences_give(queries):
         px.flex_attention, enable_gqa=True, implementation="mosaic_gpu",
         kernel_options={"interpret": 1, "splits": 2},
     )  # fmt: skip
-    paged = attend(
-        query, cache.keys, cache.values,
-        score_mod=paging.convert_score_mod(cache, bias),
-        block_mask=paging.convert_block_mask(cache, mask),
-    )  # fmt: skip
+
+    def of_pages(query, cache):
+        return attend(
+            query, cache.keys, cache.values,
+            score_mod=paging.convert_score_mod(cache, bias),
+            block_mask=paging.convert_block_mask(cache, mask),
+        )  # fmt: skip
+
+    paged = of_pages(query, cache)
+    program = jax.make_jaxpr(of_pages)(query, cache)  # knows of pages, not of rows
+    assert f"[{B},{pages}]" in str(program)
+    assert f"[{B},{pages * size}" not in str(program)
     short = px.create_block_mask(causal, B, None, queries, length)
     wanted = px.flex_attention(
         query, keys, values, score_mod=bias, block_mask=short, enable_gqa=True
     )
     np.testing.assert_allclose(
         *(np.asarray(x, np.float32) for x in (paged, wanted)), rtol=0.02, atol=8e-3
+    )
+
+
+@pytest.mark.parametrize("far", [2**30, pytest.param(9, marks=pytest.mark.slow)])
+def test_queries_may_begin_where_float32_holds_no_position(far, monkeypatch):
+    """One sequence begins near, so that its distances are differences of floats."""
+    monkeypatch.setattr(mosaic_gpu, "MANY", 1)
+    offsets = jnp.asarray([40, far], jnp.int32)
+    query = gaussian(0, (B, 16, H, 64), BF16)
+    keys, values = (gaussian(n, (B, 256, 1, 64), BF16) for n in (1, 2))
+    attend = partial(
+        px.flex_attention, query, keys, values, enable_gqa=True,
+        score_mod=lambda s, b, h, q, k: s - abs(q + offsets[b] - k).astype(s.dtype) / 64,
+    )  # fmt: skip
+    options = {"interpret": 1, "splits": 2}
+    found = attend(implementation="mosaic_gpu", kernel_options=options)
+    wanted = attend(implementation="reference")
+    np.testing.assert_allclose(
+        *(np.asarray(x, np.float32) for x in (found, wanted)), rtol=0.02, atol=8e-3
     )
 
 

@@ -1,12 +1,16 @@
 """Laws of a mod in two parts: together, on any tile, they are the mod."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import MASKS, MODS, B, H, gaussian
+from hypothesis import given, strategies as st
 
 from pliax.core.jaxprs import close
+from pliax.kernels.attention.head_packing import pack_mod
 from pliax.kernels.attention.separation import (
     MASK_MOD,
     SCORE_MOD,
@@ -14,7 +18,11 @@ from pliax.kernels.attention.separation import (
     compute_outside,
     separate,
 )
-from pliax.kernels.attention.tile_evaluation import Space, compute_inside
+from pliax.kernels.attention.tile_evaluation import (
+    Space,
+    compute_inside,
+    guess_holds,
+)
 
 
 T, S = 37, 45
@@ -31,13 +39,15 @@ def closed(mod, roles):
     return close(mod, *(score if r == "s" else index for r in roles))
 
 
-def on_a_tile(separated, arrays, place, scores):
+def on_a_tile(separated, arrays, place, scores, *, guesses=False):
     """The part inside, with arrays of NumPy's shapes in place of a kernel's."""
     b, h, q0, k0, rows = place
     shapes = {"q": (M, 1), "k": (1, N)}
     if rows == "k":
         shapes = {"q": (1, M), "k": (N, 1)}
     tile = (M, N) if rows == "q" else (N, M)
+    other = "k" if rows == "q" else "q"
+    sizes = {"scalar": (), "row": shapes[rows], "column": shapes[other], "tile": tile}
     given = {
         "s": scores if rows == "q" else scores.T,
         "b": jnp.int32(b),
@@ -55,9 +65,12 @@ def on_a_tile(separated, arrays, place, scores):
                 x = x[{"b": b, "h": h}[axis]]
             elif axis == "q":
                 x = x[q0 : q0 + M].reshape(shapes["q"])
+            elif item.keys > 1:
+                x = x[k0 // item.keys]
             else:
                 x = x[k0 : k0 + N].reshape(shapes["k"])
-        return x.reshape(()) if x.size == 1 and not set(item.axes) & {"q", "k"} else x
+        is_scalar = not set(item.axes) & {"q", "k"} or item.keys > 1
+        return x.reshape(()) if is_scalar and x.size == 1 else x
 
     def look_up(number, indices):
         x = arrays[number]
@@ -67,32 +80,130 @@ def on_a_tile(separated, arrays, place, scores):
 
     space = Space(
         rows, {k: n - 1 for k, n in SIZES.items()}, given.__getitem__, of_tile, look_up,
-        lambda x, _, to: jnp.broadcast_to(x, tile) if to == "tile" else x,
+        lambda x, _, to: jnp.broadcast_to(x, sizes[to]), guesses,
     )  # fmt: skip
+    holds = guess_holds(separated, space) if guesses else None
     (found,) = compute_inside(separated, space)
-    return found if rows == "q" else found.T
+    found = found if rows == "q" else found.T
+    return (found, holds) if guesses else found
 
 
-def assert_parts_are_the_mod(mod, roles, close_to):
+def assert_parts_are_the_mod(mod, roles, close_to, *, keys=0, tiles=TILES):
     function = closed(mod, roles)
-    separated = separate(function, roles)
+    separated = separate(function, roles, keys=keys)
     arrays = compute_outside(separated, function.captured, SIZES)
     scores = gaussian(0, (M, N)) * 3
-    for q0, k0, rows in TILES:
+    for q0, k0, rows in tiles:
         for b, h in ((0, 0), (B - 1, H - 1)):
             found = on_a_tile(separated, arrays, (b, h, q0, k0, rows), scores)
-            given = {
-                "s": scores, "b": jnp.full((M, N), b), "h": jnp.full((M, N), h),
-                "q": jnp.broadcast_to(jnp.arange(q0, q0 + M)[:, None], (M, N)),
-                "k": jnp.broadcast_to(jnp.arange(k0, k0 + N), (M, N)),
-            }  # fmt: skip
-            wanted = jax.vmap(jax.vmap(function))(*(given[r] for r in roles))
+            wanted = whole(function, roles, (b, h, q0, k0), scores)
             close_to(np.asarray(found), np.asarray(wanted))
+
+
+def whole(function, roles, place, scores):
+    """The mod itself, of each score of a tile."""
+    b, h, q0, k0 = place
+    given = {
+        "s": scores, "b": jnp.full((M, N), b), "h": jnp.full((M, N), h),
+        "q": jnp.broadcast_to(jnp.arange(q0, q0 + M)[:, None], (M, N)),
+        "k": jnp.broadcast_to(jnp.arange(k0, k0 + N), (M, N)),
+    }  # fmt: skip
+    return jax.vmap(jax.vmap(function))(*(given[r] for r in roles))
 
 
 def nearly(found, wanted):
     assert found.dtype == wanted.dtype
     np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=2e-6)
+
+
+def far_by(offsets):
+    """Of packed heads: the distance from queries that begin somewhere."""
+
+    def distance(s, b, h, q, k):
+        return s - 0.5 * jnp.abs(q + offsets[b] - k).astype(jnp.float32)
+
+    mod = pack_mod(closed(distance, SCORE_MOD), 4)
+    assert mod is not None
+    return mod
+
+
+# Around what float32 holds, and where a sum wraps around.
+PLACES = [0, 2**22, 2**22 + 1, 2**24, 2**24 + 1, 2**30, 2**31 - 1]
+OFFSETS = st.sampled_from(PLACES) | st.integers(0, 2**31 - 1)
+
+
+@given(offsets=st.lists(OFFSETS, min_size=B, max_size=B), sign=st.sampled_from([1, -1]))
+def test_distances_are_those_of_integers_wherever_queries_begin(offsets, sign):
+    """Where a kernel may guess that it is not far, it says whether that is so."""
+    mod = far_by(jnp.asarray(sign * np.asarray(offsets, np.int32)))
+    assert_parts_are_the_mod(mod, SCORE_MOD, np.testing.assert_array_equal)
+    separated, scores = separate(mod, SCORE_MOD), gaussian(0, (M, N)) * 3
+    arrays = compute_outside(separated, mod.captured, SIZES)
+    for b, offset in enumerate(offsets):
+        place = b, 0, 8, 16
+        given = separated, arrays, (*place, "q"), scores
+        found, holds = on_a_tile(*given, guesses=True)
+        assert bool(holds) == (offset <= 2**22)
+        if holds:
+            wanted = whole(mod, SCORE_MOD, place, scores)
+            np.testing.assert_array_equal(np.asarray(found), np.asarray(wanted))
+
+
+def test_no_distance_is_converted_where_queries_are_guessed_to_begin_near():
+    separated = separate(far_by(jnp.zeros(B, jnp.int32)), SCORE_MOD)
+
+    def run(offsets, scores, guesses):
+        arrays = compute_outside(separated, (offsets,), SIZES)
+        return on_a_tile(separated, arrays, (0, 0, 8, 16, "q"), scores, guesses=guesses)
+
+    def converts(guesses):
+        given = jnp.zeros(B, jnp.int32), jnp.zeros((M, N))
+        jaxpr = jax.make_jaxpr(partial(run, guesses=guesses))(*given)
+        return f"f32[{M},{N}] = convert_element_type" in str(jaxpr)
+
+    assert converts(False)
+    assert not converts(True)
+
+
+def test_what_is_computed_of_a_score_by_special_functions_is_costly():
+    def is_costly(mod):
+        return separate(closed(mod, SCORE_MOD), SCORE_MOD).is_costly
+
+    assert is_costly(lambda s, b, h, q, k: 9.0 * jnp.tanh(s / 9.0))
+    assert not is_costly(lambda s, b, h, q, k: s - jnp.exp(-h.astype(s.dtype)))
+
+
+@given(
+    n=st.integers(1, 4 * N) | st.sampled_from([N, 2 * N, 3 * N]), seed=st.integers(0, 9)
+)
+def test_what_the_keys_of_a_tile_share_is_loaded_once(n, seed):
+    rng, blocks = np.random.default_rng(seed), -(-S // n) + 1
+    pages = jnp.asarray(rng.integers(-1, 9, (B, blocks)), jnp.int32)
+    bias = jnp.asarray(rng.standard_normal((H, blocks)), jnp.float32)
+
+    def mod(s, b, h, q, k):
+        block = jax.lax.div(k, n)
+        page = pages[b, block]
+        near = jnp.where(page >= 0, k + (page - block) * n, 0)
+        return jnp.where(
+            page > 0, s + bias[h, block] * (near - q).astype(s.dtype), -1.0
+        )
+
+    function = closed(mod, SCORE_MOD)
+    tiles = [(0, 0, "q"), (24, 16, "q"), (8, 16, "k")]
+    assert_parts_are_the_mod(mod, SCORE_MOD, nearly, keys=N, tiles=tiles)
+    separated = separate(function, SCORE_MOD, keys=N)
+    arrays = compute_outside(separated, function.captured, SIZES)
+    expected = n if n % N == 0 else 1
+    of_keys = [x for x in separated.hoisted if "k" in x.axes]
+    assert of_keys
+    assert {x.keys for x in of_keys} == {expected}
+    sizes = {
+        x.shape[item.axes.index("k")]
+        for item, x in zip(separated.hoisted, arrays, strict=True)
+        if "k" in item.axes
+    }
+    assert sizes == {-(-S // expected)}
 
 
 # A kernel has arithmetic of float32, int32 and bool scalars: no loops, no branches, no
