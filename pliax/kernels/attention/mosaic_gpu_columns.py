@@ -69,13 +69,16 @@ class Columns:
             x = window(item, refs[n][number], place, start, to.shape[1])
             plgpu.copy_gmem_to_smem(x, to.at[slot], here)
 
-    def known(self, there: Any, slot: Any, mod: ModOnTile | None) -> dict[int, Any]:
+    def known(
+        self, there: Any, slot: Any, mod: ModOnTile | None, first: Any = None
+    ) -> dict[int, Any]:
         """What a mod, or None, knows of the columns of a visit, if it came along.
 
         Args:
             there: What `scratch` gave.
             slot: Of the visit.
             mod: One of the mods.
+            first: Its first column, for what its columns share.
         """
         if mod is None:
             return {}
@@ -85,7 +88,7 @@ class Columns:
             for (n, number), x in pairs
             if self.mods[n].separated is mod.separated
         }
-        return mod.columns_in(refs)
+        return mod.columns_in(refs, first)
 
 
 def columns_of(

@@ -90,7 +90,7 @@ class Step:
         scores, seen = multiply(
             self.queries, scratch.keys.at[slot], partial(self.meanwhile, first, is_full)
         )
-        known = self.known(slot, is_full)
+        known = self.known(slot, is_full, first)
         self.release(0, i, slot, ahead)
         scores = self.modified(scores, first, met, is_full, known, seen)
         weights, sums = self.softmax(scores, sums)
@@ -146,11 +146,11 @@ class Step:
         is_left = i + config.stages < self.visits.total
         pl.when(is_left)(partial(begin, by_one_warp=True))
 
-    def known(self, slot: Any, is_full: bool) -> list[dict[int, Any]]:
+    def known(self, slot: Any, is_full: bool, first: Any) -> list[dict[int, Any]]:
         """What score_mod and mask_mod know of the keys, where it came with them."""
         there = self.block.scratch.columns
-        known = partial(self.block.kernel.columns.known, there, slot)
-        return [known(self.score), known(None if is_full else self.mask)]
+        known = partial(self.block.kernel.columns.known, there, slot, first=first)
+        return [known(x) for x in (self.score, None if is_full else self.mask)]
 
     def place(self, i: Any, is_full: bool) -> tuple[Any, Any]:
         """The first key of a visit, and what is met; None where nobody asks for it."""

@@ -80,13 +80,13 @@ def _loadable(item: Any, x: Array, blocks: Mapping[str, int]) -> Array:
     if x.dtype in (jnp.bfloat16, jnp.float16):
         x = x.astype(jnp.float32)
     last = item.axes[-1] if item.axes else "b"
-    if item.keys > 1:
-        blocks = {last: MOVED}
     if last not in blocks:
         return x
-    return jnp.pad(
-        x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % blocks[last])], "edge"
-    )
+    rest = -x.shape[-1] % blocks[last]
+    if item.keys > 1:  # there is a block beyond the end where a visit is
+        rest = -(-blocks[last] // item.keys)
+        rest += -(x.shape[-1] + rest) % MOVED
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, rest)], "edge")
 
 
 @dataclass(frozen=True)
@@ -180,14 +180,10 @@ class ModOnTile:
             if number not in self.loaded and not is_of_columns:
                 self.loaded[number] = self._load(number, self.tile.first, ROW)
 
-    def columns_in(self, refs: Mapping[int, Any]) -> dict[int, Any]:
-        """What it knows of columns, by the number of a value, or where a tile's is."""
-        load = partial(plgpu.load, layout=COLUMN, optimized=False)
-        items = self.separated.hoisted
-        return {
-            n: ref if items[n].keys > 1 else self._as_declared(n, load(ref))
-            for n, ref in refs.items()
-        }
+    def columns_in(self, refs: Mapping[int, Any], first: Any) -> dict[int, Any]:
+        """What it knows of the columns from `first` on, by the number of a value."""
+        load = partial(self._load, first=first, layout=COLUMN)
+        return {n: load(n, here=ref) for n, ref in refs.items()}
 
     def conditions(
         self, first: Any, known: Mapping[int, Any], met: Any
@@ -247,10 +243,9 @@ class ModOnTile:
         def load(number: int) -> Any:
             if number in self.loaded:
                 return self.loaded[number]
-            here, is_shared = known.get(number), self.separated.hoisted[number].keys > 1
-            if here is not None and not is_shared:
-                return here
-            return self._load(number, first, COLUMN, here)
+            if number in known:
+                return known[number]
+            return self._load(number, first, COLUMN)
 
         return Space(
             rows=tile.rows,
@@ -263,6 +258,7 @@ class ModOnTile:
         )
 
     def _load(self, number: int, first: Any, layout: Any, here: Any = None) -> Any:
+        """From shared memory, `here`, if it came along."""
         item, ref, tile = self.separated.hoisted[number], self.refs[number], self.tile
         place = _matrix(item, tile.b, tile.h)
         if item.keys > 1:
@@ -271,8 +267,9 @@ class ModOnTile:
             x = ref[(*place, block)] if is_far else here[lax.rem(block, i32(MOVED))]
         elif set(item.axes) & {"q", "k"}:
             n = tile.shape[0] if layout is ROW else tile.shape[1]
-            there = window(item, ref, (tile.b, tile.h), first, n)
-            x = plgpu.load(there, layout=layout, optimized=False)
+            is_far = here is None
+            here = window(item, ref, (tile.b, tile.h), first, n) if is_far else here
+            x = plgpu.load(here, layout=layout, optimized=False)
         else:
             x = ref[place or (0,)]
         return self._as_declared(number, x)

@@ -36,11 +36,12 @@ _NATIVE = frozenset(
         *("shift_right_logical", "sign", "sin", "square", "sub", "tanh", "xor"),
     )
 )
-# Of these, what its special function units do.
-SPECIAL = frozenset(
+# Of these, what is an instruction or two and no special function.
+PLAIN = frozenset(
     (
-        *("cos", "div", "exp", "exp2", "log", "log2", "logistic", "rsqrt", "sin"),
-        "tanh",
+        *("abs", "add", "and", "clamp", "convert_element_type", "eq", "ge", "gt", "le"),
+        *("integer_pow", "lt", "max", "min", "mul", "ne", "neg", "or", "select_n"),
+        *("sign", "square", "sub", "xor"),
     )
 )
 _KINDS = frozenset(map(jnp.dtype, ("bool", "int32", "uint32", "float32")))

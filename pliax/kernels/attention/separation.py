@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from pliax.core._jax import bind_equation
 from pliax.core.jaxprs import ClosedFunction
 
-from .normalization import SPECIAL, conditions, flatten, is_elementwise
+from .normalization import PLAIN, conditions, flatten, is_elementwise
 
 
 AXES = ("b", "h", "q", "k")
@@ -91,13 +91,9 @@ class Separated:
 
     @cached_property
     def is_costly(self) -> bool:
-        """Whether special function units compute something of each score."""
-        return any(
-            eqn.primitive.name in SPECIAL
-            and "s" in self.needs[eqn.outvars[0]]
-            and eqn.outvars[0].aval.dtype == jnp.float32
-            for eqn in self.inside
-        )
+        """Whether it computes more of a score than plain arithmetic."""
+        of_score = (e for e in self.inside if "s" in self.needs[e.outvars[0]])
+        return any(e.primitive.name not in PLAIN | MOVES for e in of_score)
 
     @cached_property
     def is_shift(self) -> bool:
@@ -139,7 +135,9 @@ def separate(
     needs = _needs(jaxpr.eqns, given)
     shared = _shared_by_keys(jaxpr.eqns, given, keys) if keys else {}
     inside, outside = _divide(jaxpr, needs, captured, shared)
-    looked_up = {e.invars[0] for e in inside if e.primitive.name == "dynamic_slice"}
+    lookups = [e for e in inside if e.primitive.name == "dynamic_slice"]
+    looked_up = {e.invars[0] for e in lookups}
+    of_each = {v: needs[v] for e in lookups for v in e.outvars}
     hoisted = tuple(
         Hoisted(
             v,
@@ -150,20 +148,25 @@ def separate(
         for v in outside
     )
     own = {x.variable: needs[x.variable] - {"k"} for x in hoisted if x.keys > 1}
-    needs |= _needs(inside, needs | own) | own
+    needs |= _needs(inside, needs | own, of_each) | own
     found = Separated(jaxpr, captured, roles, hoisted, inside, needs)
     _check(found, looked_up)
     return found
 
 
 def _needs(
-    equations: Sequence[Any], given: Mapping[Any, Iterable[str]]
+    equations: Sequence[Any],
+    given: Mapping[Any, Iterable[str]],
+    of_each: Mapping[Any, frozenset[str]] | None = None,
 ) -> dict[Any, frozenset[str]]:
-    """What each variable depends on, from what those do that are given."""
+    """What each variable depends on, from what those do that are given.
+
+    Elements that are looked up are `of_each` score, whatever chooses them.
+    """
     needs = {v: frozenset(x) for v, x in given.items()}
     for eqn in equations:
         found = frozenset().union(*(needs.get(v, ()) for v in _variables(eqn.invars)))
-        needs |= dict.fromkeys(eqn.outvars, found)
+        needs |= {v: (of_each or {}).get(v, found) for v in eqn.outvars}
     return needs
 
 
@@ -179,10 +182,9 @@ def _shared_by_keys(
     for eqn in equations:
         given = _variables(eqn.invars)
         found = math.gcd(*(int(roles.get(v) == "k") or grains.get(v, 0) for v in given))
-        by = eqn.invars[-1]
-        if eqn.primitive.name == "div" and is_literal(by) and by.val > 0:
-            is_key = [roles.get(v) for v in given] == ["k"]
-            found = int(by.val) if is_key else found
+        if eqn.primitive.name == "div" and [roles.get(v) for v in given] == ["k"]:
+            by = eqn.invars[1]
+            found = int(by.val) if is_literal(by) and by.val > 0 else found
         grains |= dict.fromkeys(eqn.outvars, found)
         if not is_elementwise(eqn) or not loaded.isdisjoint(given):
             loaded |= set(eqn.outvars)

@@ -16,7 +16,13 @@ from hypothesis import given, strategies as st
 from jax.sharding import PartitionSpec as P
 
 import pliax as px
-from pliax.kernels.attention import mosaic_gpu, mosaic_gpu_limits, mosaic_gpu_vjp
+from pliax.kernels.attention import (
+    mosaic_gpu,
+    mosaic_gpu_columns,
+    mosaic_gpu_limits,
+    mosaic_gpu_tiles,
+    mosaic_gpu_vjp,
+)
 from pliax.kernels.attention.arguments import close_score_mod
 from pliax.kernels.attention.configs import Kernel
 from pliax.kernels.attention.derivatives import widened
@@ -396,6 +402,85 @@ def test_a_mod_may_know_of_blocks_of_keys(n):
 
     for x, y in zip(both("mosaic_gpu", INTERPRET), both("reference"), strict=True):
         np.testing.assert_allclose(x, y, rtol=0.03, atol=0.02 * abs(y).max())
+
+
+@pytest.mark.parametrize("hidden", [0.0, jnp.nan])
+def test_blocks_of_keys_come_in_windows_that_follow_each_other(hidden, monkeypatch):
+    """A window holds two numbers here, and its place is taken two visits later."""
+    for module in (mosaic_gpu_columns, mosaic_gpu_tiles):
+        monkeypatch.setattr(module, "MOVED", 2)
+    T, S, n = 128, 1280, 128
+    q, k, v = (
+        gaussian(i, (1, x, 1, 64), jnp.bfloat16) for i, x in enumerate((T, S, S))
+    )
+    bias = gaussian(3, (S // n,)) * 3
+    ends = jnp.arange(S // n, dtype=jnp.int32) * n + n // 2
+    mask = px.create_block_mask(
+        lambda b, h, i, j: j <= ends[jax.lax.div(j, n)], 1, None, T, S
+    )
+    attend = partial(
+        px.flex_attention, q, k, block_mask=mask,
+        score_mod=lambda s, b, h, i, j: s + bias[jax.lax.div(j, n)],
+    )  # fmt: skip
+    options = INTERPRET | {"block_q": 128, "block_kv": 128, "stages": 2}
+    dirty = v.at[:, n - 3 : n].set(hidden)
+    found = attend(dirty, implementation="mosaic_gpu", kernel_options=options)
+    wanted = attend(v, implementation="reference")
+    np.testing.assert_allclose(
+        *(np.asarray(x, np.float32) for x in (found, wanted)), rtol=0.02, atol=8e-3
+    )
+
+
+def test_a_block_of_keys_may_be_asked_for_beyond_the_end():
+    """A visit of a large block of a mask reaches far beyond the last key."""
+    T, S, n = 130, 100, 64
+    q, k, v = (
+        gaussian(i, (1, x, 1, 64), jnp.bfloat16) for i, x in enumerate((T, S, S))
+    )
+    bias = gaussian(3, (2,))
+    mask = px.create_block_mask(
+        px.kernels.masks.causal, 1, None, T, S, block_size=(64, 2112)
+    )
+    attend = partial(
+        px.flex_attention, q, k, v, block_mask=mask,
+        score_mod=lambda s, b, h, i, j: s + bias[jax.lax.div(j, n)],
+    )  # fmt: skip
+    options = INTERPRET | {"block_q": 64, "block_kv": 64}
+    found = attend(implementation="mosaic_gpu", kernel_options=options)
+    wanted = attend(implementation="reference")
+    np.testing.assert_allclose(
+        *(np.asarray(x, np.float32) for x in (found, wanted)), rtol=0.02, atol=8e-3
+    )
+
+
+LUT, WEIGHTS = jnp.asarray([1, 0, 2], jnp.int32), gaussian(9, (3, 256))
+OF_BLOCKS = {
+    "by query and a number of a block": lambda s, b, h, i, j: (
+        s + WEIGHTS[LUT[jax.lax.div(j, 128)], i]
+    ),
+    "likewise, of each head": lambda s, b, h, i, j: (
+        s
+        + jnp.cumsum(WEIGHTS * (1 + h).astype(s.dtype), 0)[LUT[jax.lax.div(j, 128)], i]
+    ),
+    "made of no argument": lambda s, b, h, i, j: (
+        s * (jnp.arange(3).astype(s.dtype) + 1.0)[LUT[jax.lax.div(j, 128)]]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_BLOCKS)
+def test_what_blocks_of_keys_share_may_choose_in_other_arrays(name, monkeypatch):
+    monkeypatch.setattr(mosaic_gpu_limits, "refused_device", lambda: None)
+    q, k, v = (gaussian(i, (1, 256, 1, 128), jnp.bfloat16) for i in range(3))
+    attend = partial(px.flex_attention, score_mod=OF_BLOCKS[name])
+    fused = partial(attend, implementation="mosaic_gpu")
+    traced = jax.jit(fused).trace(q, k, v)
+    assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
+    found = fused(q, k, v, kernel_options=INTERPRET)
+    wanted = attend(q, k, v, implementation="reference")
+    np.testing.assert_allclose(
+        *(np.asarray(x, np.float32) for x in (found, wanted)), rtol=0.02, atol=8e-3
+    )
 
 
 def test_a_mod_is_asked_about_no_query_beyond_the_end():

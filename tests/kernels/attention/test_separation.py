@@ -170,6 +170,8 @@ def test_what_is_computed_of_a_score_by_special_functions_is_costly():
         return separate(closed(mod, SCORE_MOD), SCORE_MOD).is_costly
 
     assert is_costly(lambda s, b, h, q, k: 9.0 * jnp.tanh(s / 9.0))
+    assert is_costly(lambda s, b, h, q, k: jnp.sqrt(jnp.abs(s)))
+    assert not is_costly(lambda s, b, h, q, k: jnp.where(q > k, s * 2.0, -s))
     assert not is_costly(lambda s, b, h, q, k: s - jnp.exp(-h.astype(s.dtype)))
 
 
