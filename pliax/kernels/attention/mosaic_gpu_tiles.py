@@ -260,14 +260,12 @@ class ModOnTile:
     def _load(self, number: int, first: Any, layout: Any, here: Any = None) -> Any:
         """From shared memory, `here`, if it came along."""
         item, ref, tile = self.separated.hoisted[number], self.refs[number], self.tile
-        place = _matrix(item, tile.b, tile.h)
+        place, is_far = _matrix(item, tile.b, tile.h), here is None
         if item.keys > 1:
             block = lax.div(first, i32(item.keys))
-            is_far = here is None
             x = ref[(*place, block)] if is_far else here[lax.rem(block, i32(MOVED))]
         elif set(item.axes) & {"q", "k"}:
             n = tile.shape[0] if layout is ROW else tile.shape[1]
-            is_far = here is None
             here = window(item, ref, (tile.b, tile.h), first, n) if is_far else here
             x = plgpu.load(here, layout=layout, optimized=False)
         else:
