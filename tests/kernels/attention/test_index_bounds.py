@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from jax import lax
 
 from pliax.core.jaxprs import close
@@ -33,8 +33,9 @@ TREES = st.recursive(
 def value(tree, q, k):
     """Of a tree of operations; a divisor is never 0."""
     if not isinstance(tree, tuple):
-        found = {"q": q, "k": k}.get(tree, tree)
-        return jnp.asarray(found, jnp.int32) + jnp.zeros_like(q)
+        return (
+            {"q": q, "k": k}[tree] if isinstance(tree, str) else q * 0 + np.int32(tree)
+        )
     name, *parts = tree
     args = [value(x, q, k) for x in parts]
     if name in ("div", "rem"):
@@ -42,6 +43,9 @@ def value(tree, q, k):
     return (ONE | TWO)[name](*args)
 
 
+@example(tree=("add", 2**31 - 1, "q"))
+@example(tree=("mul", 2**30, "k"))
+@example(tree=("abs", -(2**31)))
 @given(tree=TREES)
 def test_no_integer_is_beyond_its_bounds_even_where_a_sum_wraps_around(tree):
     index = jax.ShapeDtypeStruct((), jnp.int32)
