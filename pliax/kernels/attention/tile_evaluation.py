@@ -10,7 +10,7 @@ may lie on its side: then its rows are keys.
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
@@ -96,7 +96,7 @@ def guess_holds(separated: Separated, space: Space) -> Any:
 def _inside(separated: Separated, space: Space, *, guesses: bool) -> "_Inside":
     guessed = _numbers_loaded(separated) if guesses else ()
     bounds = IndexBounds(separated, space.limits, guessed)
-    return _Inside(separated, space, bounds, {}, {})
+    return _Inside(separated, space, bounds)
 
 
 def _numbers_loaded(separated: Separated) -> list[Any]:
@@ -115,8 +115,9 @@ class _Inside:
     separated: Separated
     space: Space
     bounds: IndexBounds
-    found: dict[Any, Any]
-    floats: dict[Any, Any]
+    found: dict[Any, Any] = field(default_factory=dict)
+    floats: dict[Any, Any] = field(default_factory=dict)
+    exact: dict[Any, bool] = field(default_factory=dict)
 
     def kind(self, v: Any) -> str:
         return "scalar" if is_literal(v) else self.space.kind(self.separated.needs[v])
@@ -207,8 +208,10 @@ class _Inside:
 
     def is_exact(self, v: Any) -> bool:
         """Whether that gives the float of the sum of integers."""
-        if not self.bounds.are_exact(v):
-            return False
         if not self.is_sum(v):
-            return True
-        return all(map(self.is_exact, self.separated.makers[v].invars))
+            return self.bounds.are_exact(v)
+        if v not in self.exact:
+            parts = self.separated.makers[v].invars
+            are_exact = all(map(self.is_exact, parts))
+            self.exact[v] = are_exact and self.bounds.are_exact(v)
+        return self.exact[v]
