@@ -54,6 +54,11 @@ class IndexBounds:
     guessed: Collection[Any] = ()
     _found: dict[Any, Bounds] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for eqn in self.separated.jaxpr.eqns:  # in order, so that none asks deeply
+            for v in eqn.outvars:
+                self.of(v)
+
     def of(self, v: Any) -> Bounds:
         """Least and largest value of an integer."""
         if v.aval.dtype != jnp.int32:

@@ -165,7 +165,7 @@ def _needs(
     """
     needs = {v: frozenset(x) for v, x in given.items()}
     for eqn in equations:
-        found = frozenset().union(*(needs.get(v, ()) for v in _variables(eqn.invars)))
+        found = frozenset().union(*(needs.get(v, ()) for v in variables(eqn.invars)))
         needs |= {v: (of_each or {}).get(v, found) for v in eqn.outvars}
     return needs
 
@@ -180,7 +180,7 @@ def _shared_by_keys(
     """
     grains, loaded = dict[Any, int](), set[Any]()
     for eqn in equations:
-        given = _variables(eqn.invars)
+        given = variables(eqn.invars)
         found = math.gcd(*(int(roles.get(v) == "k") or grains.get(v, 0) for v in given))
         if eqn.primitive.name == "div" and [roles.get(v) for v in given] == ["k"]:
             by = eqn.invars[1]
@@ -200,7 +200,7 @@ def _divide(
     """The equations inside, and the variables that come from outside."""
     first = set(jaxpr.invars[:captured])
     makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    inside, outside, todo = set(), {}, _variables(jaxpr.outvars)
+    inside, outside, todo = set(), {}, variables(jaxpr.outvars)
     seen = set()
     while todo:
         v = todo.pop()
@@ -214,7 +214,7 @@ def _divide(
             outside[v] = None
         elif eqn is not None:
             inside.add(id(eqn))
-            todo += _variables(eqn.invars)
+            todo += variables(eqn.invars)
     return tuple(e for e in jaxpr.eqns if id(e) in inside), tuple(outside)
 
 
@@ -296,5 +296,6 @@ def is_literal(v: Any) -> bool:
     return hasattr(v, "val")
 
 
-def _variables(atoms: Sequence[Any]) -> list[Any]:
+def variables(atoms: Sequence[Any]) -> list[Any]:
+    """The operands that are not numbers in the program."""
     return [v for v in atoms if not is_literal(v)]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from .index_bounds import GUESS, IndexBounds
 from .normalization import compute
-from .separation import MOVES, Separated, is_literal
+from .separation import MOVES, Separated, is_literal, variables
 
 
 # Operations on integers that are exact for their floats too.
@@ -29,6 +29,9 @@ _SUMS: dict[str, Callable[..., Any]] = {
     "neg": jnp.negative,
     "sub": jnp.subtract,
 }
+
+
+_STRIDE = 32  # Python allows a thousand calls in each other, an equation takes four
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,25 @@ def compute_inside(
     results = separated.jaxpr.outvars
     wanted = results if which is None else [results[n] for n in which]
     inside = _inside(separated, space, guesses=space.guesses)
+    for v in _milestones(separated, wanted):
+        inside.reach(v)
     return [inside.read(v, "tile") for v in wanted]
+
+
+def _milestones(separated: Separated, wanted: Sequence[Any]) -> list[Any]:
+    """Every `_STRIDE`-th link of the chains of equations that lead to what is wanted.
+
+    Who computes these first, in order, calls itself no deeper than that.
+    """
+    depths = dict[Any, int]()
+    for eqn in separated.inside:
+        depth = 1 + max((depths.get(v, 0) for v in variables(eqn.invars)), default=0)
+        depths |= dict.fromkeys(eqn.outvars, depth)
+    needed = set(variables(wanted))
+    for eqn in reversed(separated.inside):
+        if not needed.isdisjoint(eqn.outvars):
+            needed.update(variables(eqn.invars))
+    return [v for v, n in depths.items() if n % _STRIDE == 0 and v in needed]
 
 
 def guess_holds(separated: Separated, space: Space) -> Any:
@@ -96,7 +117,10 @@ def guess_holds(separated: Separated, space: Space) -> Any:
 def _inside(separated: Separated, space: Space, *, guesses: bool) -> "_Inside":
     guessed = _numbers_loaded(separated) if guesses else ()
     bounds = IndexBounds(separated, space.limits, guessed)
-    return _Inside(separated, space, bounds)
+    inside = _Inside(separated, space, bounds)
+    for eqn in separated.inside:  # in order, so that none asks deeply
+        list(map(inside.is_exact, eqn.outvars))
+    return inside
 
 
 def _numbers_loaded(separated: Separated) -> list[Any]:
@@ -131,6 +155,12 @@ class _Inside:
         if v not in self.found:
             self.found[v] = self.make(v)
         return self.found[v]
+
+    def reach(self, v: Any) -> None:
+        """Compute it as those will need it that are made of it."""
+        if v.aval.dtype == jnp.int32 and self.is_sum(v) and self.is_exact(v):
+            self.as_float(v, "tile")
+        self.value(v)
 
     def make(self, v: Any) -> Any:
         hoisted = [x.variable for x in self.separated.hoisted]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from attention_cases import MASKS, MODS, B, H, gaussian
 from hypothesis import given, strategies as st
+from mod_programs import as_float
 
 from pliax.core.jaxprs import close
 from pliax.kernels.attention.head_packing import pack_mod
@@ -206,6 +207,32 @@ def test_what_the_keys_of_a_tile_share_is_loaded_once(n, seed):
         if "k" in item.axes
     }
     assert sizes == {-(-S // expected)}
+
+
+def repeated(first, step):
+    """A mod of as many operations one after another as Python allows calls."""
+
+    def mod(s, b, h, q, k):
+        x = first(s, q, k)
+        for n in range(1000):
+            x = step(x, n % 7)
+        return s + as_float(x)
+
+    return mod
+
+
+LONG = {
+    "floats": repeated(lambda s, q, k: s, lambda x, n: jnp.sin(x) + n),
+    "sums": repeated(lambda s, q, k: q - k, lambda x, n: jnp.maximum(x, n - x)),
+    "integers": repeated(lambda s, q, k: q * k, lambda x, n: (x * 3 + n) & 63),
+    "conditions": repeated(lambda s, q, k: q > k, lambda x, n: x ^ (n > 4)),
+    "of queries": repeated(lambda s, q, k: q, lambda x, n: jnp.abs(n - x)),
+}
+
+
+@pytest.mark.parametrize("mod", LONG.values(), ids=LONG.keys())
+def test_a_mod_may_have_any_number_of_operations(mod):
+    assert_parts_are_the_mod(mod, SCORE_MOD, nearly, tiles=TILES[:1])
 
 
 # A kernel has arithmetic of float32, int32 and bool scalars: no loops, no branches, no
