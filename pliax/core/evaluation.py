@@ -12,6 +12,7 @@ from typing import Any
 
 from . import lookups
 from ._jax import bind_equation, is_pvary
+from .dataflow import is_literal
 from .manual_axes import vary, varying_axes
 
 
@@ -35,10 +36,10 @@ def _walk(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
     def value(x: Any) -> Any:
-        return x.val if hasattr(x, "val") else env[x]
+        return x.val if is_literal(x) else env[x]
 
     def read(x: Any) -> Any:
-        if not hasattr(x, "val"):
+        if not is_literal(x):
             env[x] = lookups.read(env[x])
         return value(x)
 
@@ -71,7 +72,7 @@ def _results(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
 
 def declared(x: Any, value: Any) -> Any:
     """A value in the dtype of its variable."""
-    same = hasattr(x, "val") or getattr(value, "dtype", None) in (None, x.aval.dtype)
+    same = is_literal(x) or getattr(value, "dtype", None) in (None, x.aval.dtype)
     return value if same else value.astype(x.aval.dtype)
 
 

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._jax import bind_equation, equation_context
+from .dataflow import is_literal
 from .evaluation import CUSTOM_RULES, declared, evaluate, is_jit
 from .manual_axes import vary
 
@@ -156,7 +157,7 @@ def structure(jaxpr: Any, within: tuple[Hashable, ...] = ()) -> Hashable:
     number: dict[Any, int] = {}
 
     def atom(x: Any) -> Hashable:
-        if hasattr(x, "val"):  # a literal
+        if is_literal(x):
             return ("literal", str(x.aval), np.asarray(x.val).tobytes())
         return number.setdefault(x, len(number))
 

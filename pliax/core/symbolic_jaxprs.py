@@ -11,6 +11,7 @@ from typing import Any
 from jax.core import ShapedArray
 
 from ._jax import Var, is_symbolic_dim
+from .dataflow import is_literal
 from .dims import Size
 
 
@@ -36,7 +37,7 @@ def with_sizes(jaxpr: Any, size: ToSize) -> Any:
     known: dict[Any, Any] = {}
 
     def variable(v: Any) -> Any:
-        if hasattr(v, "val"):
+        if is_literal(v):
             return v
         if v not in known:
             aval = _value(v.aval, size)

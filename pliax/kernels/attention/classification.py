@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from pliax.core.dataflow import is_literal
 from pliax.core.jaxprs import ClosedFunction, Program
 from pliax.core.manual_axes import vary, varying_axes
 
@@ -241,7 +242,7 @@ def _width(jaxpr: Any) -> int:
     for eqn in jaxpr.eqns:
         indices = 0
         for x in eqn.invars:
-            indices |= 0 if hasattr(x, "val") else varies.get(x, 0)
+            indices |= 0 if is_literal(x) else varies.get(x, 0)
         varies.update((v, indices) for v in eqn.outvars)
         sizes = (v.aval.shape for v in eqn.outvars if indices == 3)
         static = (n for n in sizes if all(isinstance(d, int) for d in n))

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pliax.core._jax import bind_equation
+from pliax.core.dataflow import is_literal
 
 from .block_mask import BlockMask
 from .normalization import flatten, is_elementwise
@@ -48,7 +49,7 @@ def sees_itself(mask: BlockMask) -> bool:
     names |= {b: "b", h: "h", q_idx: "i", kv_idx: "i"}
 
     def name(x: Any) -> Hashable:
-        if not hasattr(x, "val"):
+        if not is_literal(x):
             return names[x]
         return _constant(x.val) if np.ndim(x.val) == 0 else ("literal", id(x))
 

@@ -15,7 +15,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from .separation import MOVES, Separated, is_literal
+from pliax.core.dataflow import is_literal
+
+from .separation import MOVES, Separated
 
 
 type Bounds = tuple[int, int]

@@ -30,6 +30,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from pliax.core._jax import bind_equation, is_pvary
+from pliax.core.dataflow import is_literal
 from pliax.core.jaxprs import ClosedFunction, close
 from pliax.core.manual_axes import vary, varying_axes
 
@@ -131,7 +132,7 @@ def _interpret(jaxpr: Any, consts: Iterable[Any], args: Iterable[Any]) -> list[A
     made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
 
     def read(x: Any) -> Any:
-        return literal(x) if hasattr(x, "val") else env[x]
+        return literal(x) if is_literal(x) else env[x]
 
     for eqn in jaxpr.eqns:
         found = _idiom(eqn, made_by, read)
@@ -291,11 +292,11 @@ def _match(pattern: Any, eqn: Any, made_by: dict[Any, Any]) -> list[Any] | None:
     found: dict[Any, Any] = {}
 
     def same_atom(p: Any, x: Any) -> bool:
-        if hasattr(p, "val"):
+        if is_literal(p):
             return _equal(p, x)
         if p not in pattern_by:
             return _equal(found.setdefault(p, x), x)
-        maker = None if hasattr(x, "val") else made_by.get(x)
+        maker = None if is_literal(x) else made_by.get(x)
         return maker is not None and same_equation(pattern_by[p], maker)
 
     def same_equation(p: Any, e: Any) -> bool:
@@ -309,6 +310,6 @@ def _match(pattern: Any, eqn: Any, made_by: dict[Any, Any]) -> list[Any] | None:
 
 def _equal(x: Any, y: Any) -> bool:
     """The same variable, or literals of one value."""
-    if not (hasattr(x, "val") and hasattr(y, "val")):
+    if not (is_literal(x) and is_literal(y)):
         return x is y
     return x.aval.dtype == y.aval.dtype and bool(np.array_equal(x.val, y.val))

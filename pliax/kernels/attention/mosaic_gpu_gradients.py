@@ -12,13 +12,14 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Int
 
+from pliax.core.dataflow import is_literal
+
 from .configs import UNIT, Config
 from .mosaic_gpu import Call
 from .mosaic_gpu_columns import Columns
 from .mosaic_gpu_conditions import Condition, hide
 from .mosaic_gpu_tiles import ModOnTile, Operands, Tile, i32
 from .row_statistics import LOG2E, is_linear
-from .separation import is_literal
 
 
 _NEAR = 1024.0  # a maximum up to here is rounded by 6e-5 at most, bfloat16 by 4e-3

@@ -22,6 +22,7 @@ import numpy as np
 from jax import lax
 
 from pliax.core._jax import bind_equation
+from pliax.core.dataflow import is_literal
 from pliax.core.evaluation import evaluate
 from pliax.core.jaxprs import ClosedFunction, Program
 
@@ -85,7 +86,7 @@ def conditions(jaxpr: Any) -> list[Any]:
         if id(v) in seen:
             continue
         seen.add(id(v))
-        eqn = None if hasattr(v, "val") else makers.get(v)
+        eqn = None if is_literal(v) else makers.get(v)
         if eqn is not None and eqn.primitive.name == "and":
             todo = [*eqn.invars, *todo]
         else:
@@ -122,7 +123,7 @@ def _inlined(closed: Any) -> Callable[..., Any]:
         env = dict(
             zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True)
         )
-        value = lambda x: x.val if hasattr(x, "val") else env[x]  # noqa: E731
+        value = lambda x: x.val if is_literal(x) else env[x]  # noqa: E731
         for eqn in jaxpr.eqns:
             results = _results(eqn, [value(x) for x in eqn.invars])
             env.update(zip(eqn.outvars, results, strict=True))

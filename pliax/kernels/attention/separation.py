@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from pliax.core._jax import bind_equation
+from pliax.core.dataflow import is_literal, leading_to, variables
 from pliax.core.jaxprs import ClosedFunction
 
 from .normalization import PLAIN, conditions, flatten, is_elementwise
@@ -282,20 +283,7 @@ def _indices(n: int, step: int) -> Any:
 
 def _value(separated: Separated, variable: Any, env: dict[Any, Any]) -> Any:
     """A variable's value, computing what it needs and no more."""
-    if is_literal(variable):
-        return variable.val
-    if variable not in env:
-        eqn = separated.makers[variable]
-        values = [_value(separated, v, env) for v in eqn.invars]
+    for eqn in leading_to(separated.jaxpr.eqns, [variable]):
+        values = [v.val if is_literal(v) else env[v] for v in eqn.invars]
         env.update(zip(eqn.outvars, bind_equation(eqn, values), strict=True))
     return env[variable]
-
-
-def is_literal(v: Any) -> bool:
-    """Whether an operand is a number in the program."""
-    return hasattr(v, "val")
-
-
-def variables(atoms: Sequence[Any]) -> list[Any]:
-    """The operands that are not numbers in the program."""
-    return [v for v in atoms if not is_literal(v)]

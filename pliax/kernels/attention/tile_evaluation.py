@@ -15,9 +15,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from pliax.core.dataflow import is_literal, leading_to, variables
+
 from .index_bounds import GUESS, IndexBounds
 from .normalization import compute
-from .separation import MOVES, Separated, is_literal, variables
+from .separation import MOVES, Separated
 
 
 # Operations on integers that are exact for their floats too.
@@ -91,14 +93,10 @@ def _milestones(separated: Separated, wanted: Sequence[Any]) -> list[Any]:
     Who computes these first, in order, calls itself no deeper than that.
     """
     depths = dict[Any, int]()
-    for eqn in separated.inside:
+    for eqn in leading_to(separated.inside, wanted):
         depth = 1 + max((depths.get(v, 0) for v in variables(eqn.invars)), default=0)
         depths |= dict.fromkeys(eqn.outvars, depth)
-    needed = set(variables(wanted))
-    for eqn in reversed(separated.inside):
-        if not needed.isdisjoint(eqn.outvars):
-            needed.update(variables(eqn.invars))
-    return [v for v, n in depths.items() if n % _STRIDE == 0 and v in needed]
+    return [v for v, n in depths.items() if n % _STRIDE == 0]
 
 
 def guess_holds(separated: Separated, space: Space) -> Any:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pliax.core.dataflow import is_literal
 from pliax.core.manual_axes import vary, varying_axes
 from pliax.kernels._jax_triton import triton_call
 
@@ -23,7 +24,7 @@ from .diagonals import sees_itself
 from .normalization import with_slope
 from .refinement import for_keys, for_queries, halves_of
 from .row_statistics import heads_first, is_linear, statistics
-from .separation import MASK_MOD, SCORE_MOD, compute_outside, is_literal, separate
+from .separation import MASK_MOD, SCORE_MOD, compute_outside, separate
 from .triton_configs import padded, sizes_of
 from .triton_programs import define_entry, define_mod
 from .triton_source import loadable, write

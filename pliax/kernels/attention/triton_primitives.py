@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .separation import is_literal
+from pliax.core.dataflow import is_literal
 
 
 TYPES = {

@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pliax.core.dataflow import is_literal
 from pliax.core.jaxprs import ClosedFunction, Program
 
 from .normalization import flatten
-from .separation import Separated, is_literal
+from .separation import Separated
 from .tile_evaluation import Space, compute_inside
 from .triton_primitives import constant, expression
 

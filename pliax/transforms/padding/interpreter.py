@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pliax.core._jax import weakly_typed_as
+from pliax.core.dataflow import is_literal
 from pliax.core.provenance import NOWHERE, calling_place, equation_place
 from pliax.core.size_expressions import variables
 from pliax.core.unbacked import count_p
@@ -100,7 +101,7 @@ def _run_from(
     """The rest of a program, in an environment that is its own."""
 
     def read(x: Any) -> Padded:
-        return _literal(x.val) if hasattr(x, "val") else env[x]
+        return _literal(x.val) if is_literal(x) else env[x]
 
     for place, eqn in enumerate(jaxpr.eqns[start:], start):
         eqn = _with_integers(eqn)
@@ -145,7 +146,7 @@ def _refuse_second_value(
     if name not in bucket.values:
         return
     read = [x for e in following for x in e.invars] + list(outvars)
-    alive = [env[x] for x in read if not hasattr(x, "val") and x in env]
+    alive = [env[x] for x in read if not is_literal(x) and x in env]
     if any(name in variables(f) for x in alive for f in x.factors):
         raise refuse(
             eqn,

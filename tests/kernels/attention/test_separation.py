@@ -221,12 +221,14 @@ def repeated(first, step):
     return mod
 
 
+NUMBERS = jnp.arange(T + M) % 7
 LONG = {
     "floats": repeated(lambda s, q, k: s, lambda x, n: jnp.sin(x) + n),
     "sums": repeated(lambda s, q, k: q - k, lambda x, n: jnp.maximum(x, n - x)),
     "integers": repeated(lambda s, q, k: q * k, lambda x, n: (x * 3 + n) & 63),
     "conditions": repeated(lambda s, q, k: q > k, lambda x, n: x ^ (n > 4)),
     "of queries": repeated(lambda s, q, k: q, lambda x, n: jnp.abs(n - x)),
+    "looked up": repeated(lambda s, q, k: NUMBERS[q], lambda x, n: NUMBERS[x + n]),
 }
 
 
