@@ -47,6 +47,7 @@ def sees_itself(mask: BlockMask) -> bool:
     *captured, b, h, q_idx, kv_idx = jaxpr.invars
     names: dict[Any, Hashable] = {v: ("given", n) for n, v in enumerate(captured)}
     names |= {b: "b", h: "h", q_idx: "i", kv_idx: "i"}
+    numbers = dict[Hashable, int]()
 
     def name(x: Any) -> Hashable:
         if not is_literal(x):
@@ -54,7 +55,7 @@ def sees_itself(mask: BlockMask) -> bool:
         return _constant(x.val) if np.ndim(x.val) == 0 else ("literal", id(x))
 
     for eqn in jaxpr.eqns:
-        found = _results(eqn, [name(x) for x in eqn.invars])
+        found = _results(eqn, [name(x) for x in eqn.invars], numbers)
         names.update(zip(eqn.outvars, found, strict=True))
     return queries == keys and name(jaxpr.outvars[0]) == _TRUE
 
@@ -67,7 +68,10 @@ def _constant(x: Any) -> _Constant:
 _FALSE, _TRUE = _constant(np.bool_(False)), _constant(np.bool_(True))
 
 
-def _results(eqn: Any, names: Sequence[Hashable]) -> Sequence[Hashable]:
+def _results(
+    eqn: Any, names: Sequence[Hashable], numbers: dict[Hashable, int]
+) -> Sequence[Hashable]:
+    """The names of an equation's results: equal results have one number."""
     known = _decided(eqn, names)
     if known is not None:
         return [known]
@@ -82,7 +86,8 @@ def _results(eqn: Any, names: Sequence[Hashable]) -> Sequence[Hashable]:
     except TypeError:
         parameters = id(eqn)
     made = eqn.primitive.name, parameters, str(parameters), *names
-    return [(*made, n) for n in range(len(eqn.outvars))]
+    each = ((*made, n) for n in range(len(eqn.outvars)))
+    return [numbers.setdefault(x, len(numbers)) for x in each]
 
 
 def _is_scalar(eqn: Any) -> bool:

@@ -88,15 +88,17 @@ def compute_inside(
 
 
 def _milestones(separated: Separated, wanted: Sequence[Any]) -> list[Any]:
-    """Every `_STRIDE`-th link of the chains of equations that lead to what is wanted.
+    """What equations make that are `_STRIDE` links from the milestones before them.
 
     Who computes these first, in order, calls itself no deeper than that.
     """
-    depths = dict[Any, int]()
+    links, found = dict[Any, int](), list[Any]()
     for eqn in leading_to(separated.inside, wanted):
-        depth = 1 + max((depths.get(v, 0) for v in variables(eqn.invars)), default=0)
-        depths |= dict.fromkeys(eqn.outvars, depth)
-    return [v for v, n in depths.items() if n % _STRIDE == 0]
+        before = max((links.get(v, 0) for v in variables(eqn.invars)), default=0)
+        is_far = before + 1 == _STRIDE
+        found += eqn.outvars if is_far else []
+        links |= dict.fromkeys(eqn.outvars, 0 if is_far else before + 1)
+    return found
 
 
 def guess_holds(separated: Separated, space: Space) -> Any:

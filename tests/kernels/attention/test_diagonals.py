@@ -58,6 +58,16 @@ def test_masks_of_training_have_a_proof(mask_mod):
     assert sees_itself(shown(mask_mod))
 
 
+def test_a_proof_is_found_at_once_where_a_mask_uses_its_parts_often():
+    def often(x):
+        for _ in range(40):
+            x = x * x + x
+        return x
+
+    assert sees_itself(shown(lambda b, h, q, k: often(q) == often(k)))
+    assert not sees_itself(shown(lambda b, h, q, k: often(q) != often(k)))
+
+
 @pytest.mark.parametrize(
     "name", ["strictly", "empty window", "odd", "prefix", "nan is not itself", "chosen"]
 )

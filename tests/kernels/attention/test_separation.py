@@ -221,6 +221,19 @@ def repeated(first, step):
     return mod
 
 
+def summed(first):
+    """Of two chains that never meet but in their sums, at odd distances."""
+
+    def mod(s, b, h, q, k):
+        x = total = first(s, q, k)
+        for n in range(500):
+            x = jnp.minimum(-x, 9) + n % 7
+            total = jnp.maximum(total, x)
+        return s + as_float(total)
+
+    return mod
+
+
 NUMBERS = jnp.arange(T + M) % 7
 LONG = {
     "floats": repeated(lambda s, q, k: s, lambda x, n: jnp.sin(x) + n),
@@ -229,6 +242,8 @@ LONG = {
     "conditions": repeated(lambda s, q, k: q > k, lambda x, n: x ^ (n > 4)),
     "of queries": repeated(lambda s, q, k: q, lambda x, n: jnp.abs(n - x)),
     "looked up": repeated(lambda s, q, k: NUMBERS[q], lambda x, n: NUMBERS[x + n]),
+    "a sum of floats": summed(lambda s, q, k: s),
+    "a sum of integers": summed(lambda s, q, k: q - k),
 }
 
 
