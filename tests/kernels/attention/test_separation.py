@@ -227,7 +227,7 @@ def summed(first):
     def mod(s, b, h, q, k):
         x = total = first(s, q, k)
         for n in range(500):
-            x = jnp.minimum(-x, 9) + n % 7
+            x = jnp.abs(n % 7 - x)
             total = jnp.maximum(total, x)
         return s + as_float(total)
 
