@@ -52,6 +52,7 @@ from .loops import (
     search_by_size as search_by_size,
 )
 from .mosaic_gpu import (
+    add_diagonals as add_diagonals,
     any_exceeds as any_exceeds,
     await_warps as await_warps,
     load_elements as load_elements,

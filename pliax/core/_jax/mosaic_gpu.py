@@ -51,6 +51,71 @@ def load_elements(ref: Any, index: Any, dtype: Any, layout: Any) -> Any:
     return load(ref, index)
 
 
+def add_diagonals(tile: Any, layout: Any, memory: Any, out: Any) -> None:
+    """In a Mosaic GPU kernel: sums over the elements of each diagonal of a tile.
+
+    Of a tile of 64 rows and N columns, 64 or 128, the sum over row - column = n is at
+    n + N - 1; of two numbers at the same place, where N is 64, one is of the first 32
+    rows and one of the others.
+
+    Args:
+        tile: Float32 numbers, (64, N).
+        layout: How they lie in registers.
+        memory: Float32, (64, N + 8), shared memory that only this warpgroup uses: a
+            row begins 8 banks behind the one before, so that writes do not collide.
+        out: Float32, (128 / N, 64 + N), in global memory; the last of each is 0.
+
+    Every thread adds two diagonals, which fill a column together; neighbours read
+    neighbouring elements of a row.
+    """
+    import jax.experimental.pallas.mosaic_gpu as plgpu
+    from jax._src.lib.mlir import ir
+    from jax._src.lib.mlir.dialects import arith, memref
+    from jax.experimental.mosaic.gpu import utils
+
+    inline: Any = plgpu.inline_mgpu
+    rows, columns = tile.shape
+    parts = 128 // columns
+
+    @inline(arg_types=(layout, plgpu.RefType(), plgpu.RefType()))
+    def add(_: Any, tile: Any, memory: Any, out: Any) -> None:
+        integer, index = ir.IntegerType.get_signless(32), ir.IndexType.get()
+        number, below = ir.F32Type.get(), arith.CmpIPredicate.slt
+
+        def constant(x: int) -> Any:
+            return arith.constant(integer, ir.IntegerAttr.get(integer, x))
+
+        def place(x: Any) -> Any:
+            return arith.index_cast(index, x)
+
+        utils.warpgroup_barrier()  # all have read what was there
+        whole = utils.memref_slice(memory, (slice(None), slice(0, columns)))
+        tile.store_untiled(whole, optimized=False)
+        utils.warpgroup_barrier()
+        thread = arith.remui(utils.thread_idx(), constant(128))
+        mine = arith.remui(thread, constant(columns))
+        part = arith.divui(thread, constant(columns))
+        start = arith.muli(part, constant(rows // parts))
+        zero = arith.constant(number, ir.FloatAttr.get(number, 0.0))
+        above, under = zero, zero
+        for n in range(rows // parts):
+            row = arith.addi(start, constant(n))
+            column = arith.andi(arith.subi(row, mine), constant(columns - 1))
+            x = memref.load(memory, [place(row), place(column)])
+            is_above = arith.cmpi(below, row, mine)
+            above = arith.addf(above, arith.select(is_above, x, zero))
+            under = arith.addf(under, arith.select(is_above, zero, x))
+        last = constant(rows + columns - 1)
+        is_first = arith.cmpi(arith.CmpIPredicate.eq, mine, constant(0))
+        at = arith.select(is_first, last, arith.subi(mine, constant(1)))
+        memref.store(above, out, [place(part), place(at)])
+        with utils.when(arith.cmpi(below, mine, constant(rows))):
+            at = arith.addi(mine, constant(columns - 1))
+            memref.store(under, out, [place(part), place(at)])
+
+    add(tile, memory, out)
+
+
 def store_rows(ref: Any, rows: Any) -> None:
     """In a Mosaic GPU kernel: writes registers to an array in global memory.
 

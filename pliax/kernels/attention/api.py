@@ -26,6 +26,7 @@ from .block_arguments import check_flag
 from .block_mask import BlockMask
 from .merging import FEW
 from .refinement import refined
+from .separation import Inseparable
 from .tiles import softmax_dtype
 
 
@@ -162,8 +163,8 @@ def _attend_by_platform(query: Array, key: Array, value: Array, **rest: Any) -> 
 
 
 def _mosaic_gpu(**rest: Any) -> derivatives.Kernel:
-    """The fused kernels; gradients of what `score_mod` captured are `xla`'s."""
-    from . import mosaic_gpu_decoding, mosaic_gpu_vjp
+    """The fused kernels; some gradients of what `score_mod` captured are `xla`'s."""
+    from . import mosaic_gpu_captured, mosaic_gpu_decoding, mosaic_gpu_vjp
     from .mosaic_gpu_limits import has_backward
 
     scale, splits = rest["scale"], rest.get("splits")
@@ -174,7 +175,17 @@ def _mosaic_gpu(**rest: Any) -> derivatives.Kernel:
         if not has_backward(args[1]):
             return _backward_by_xla(arrays, *args, scale=scale)
         gradients = mosaic_gpu_vjp.backward(arrays, *args, **options)
-        return gradients, _captured_gradients(arrays, *args, scale=scale)
+        return gradients, captured_gradients(arrays, *args)
+
+    def captured_gradients(arrays: Any, score_mod: Any, *args: Any) -> Any:
+        if not derivatives.floating_captures(score_mod):
+            return ()
+        given = arrays, score_mod, *args
+        static = {"scale": scale, "interpret": options["interpret"]}
+        try:
+            return mosaic_gpu_captured.gradients_of_captured(*given, **static)
+        except Inseparable:
+            return _captured_gradients(*given, scale=scale)
 
     forward = partial(mosaic_gpu_decoding.forward, splits=splits, **options)
     inference = partial(mosaic_gpu_decoding.inference, splits=splits, **options)

@@ -101,6 +101,15 @@ TABLE = {
     ("dkv", 256, "dense"): Sizes(1, 64),
     ("dkv", 256, "coarse"): Sizes(1, 64),
     ("dkv", 256, "fine"): Sizes(1, 64),
+    ("captured", 64, "dense"): Sizes(2, 128),
+    ("captured", 64, "coarse"): Sizes(2, 128),
+    ("captured", 64, "fine"): Sizes(1, 64),
+    ("captured", 128, "dense"): Sizes(2, 64),
+    ("captured", 128, "coarse"): Sizes(2, 64),
+    ("captured", 128, "fine"): Sizes(1, 64),
+    ("captured", 256, "dense"): Sizes(1, 64),
+    ("captured", 256, "coarse"): Sizes(1, 64),
+    ("captured", 256, "fine"): Sizes(1, 64),
 }
 
 
@@ -179,8 +188,9 @@ class Kernel:
     """One kernel of a call, whose blocks are to be chosen.
 
     Attributes:
-        name: "forward"; "backward", for all gradients at once, whose rows are keys; or
-            "dq" and "dkv", for one side, the second with keys as its rows.
+        name: "forward"; "backward", for all gradients at once, whose rows are keys;
+            "dq" and "dkv", for one side, the second with keys as its rows; or
+            "captured", for gradients of what a score_mod captured, with either.
         channels: Of keys and values, multiples of 64.
         blocks: Rows and columns of the mask's, multiples of 64; None without a mask.
         are_told: Whether lists say which conditions of the mask a block meets.
@@ -286,6 +296,7 @@ class Kernel:
             together = self._squares(config) / config.groups if config.has_mover else 1
             return (D + V) / 2 + columns + 32 * together
         width = D if self.name == "dq" else D + V if max(D, V) <= 128 else max(D, V)
+        width = 0 if self.name == "captured" else width
         return width / 2 + columns * 5 / 4
 
     def _bytes(self, config: Config) -> int:
@@ -300,6 +311,8 @@ class Kernel:
         known = config.stages * columns * 3 * 4
         if self.name == "dq":  # delta, which it sums, and what warpgroups agree on
             known = 2 * ALIGNED_BYTES + _REDUCTIONS
+        if self.name == "captured":  # and a tile whose diagonals are added
+            known += rows * (columns + 8) * 4 + 2 * ALIGNED_BYTES + _REDUCTIONS
         if self.name != "backward":
             return visited + kept + known
         d_scores = min(config.groups, 2) * rows * columns * 2

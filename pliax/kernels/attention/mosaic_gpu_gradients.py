@@ -40,6 +40,7 @@ class Gradient:
         mask: `mask_mod`.
         dtype: Of the arrays.
         columns: What mods know of its columns, which comes with them.
+        of_each_head: Whether rows that are keys have results for each query head.
     """
 
     call: Call
@@ -50,6 +51,7 @@ class Gradient:
     mask: Operands | None
     dtype: Any
     columns: Columns
+    of_each_head: bool = False
 
     @property
     def is_linear(self) -> bool:
@@ -108,8 +110,8 @@ class Gradient:
 
     @property
     def repeats(self) -> int:
-        """How many query heads, of how many sequences, see the rows."""
-        if self.rows == "q":
+        """How many query heads, of how many sequences, a thread block has."""
+        if self.rows == "q" or self.of_each_head:
             return 1
         sizes = self.call.sizes
         sequences = sizes["b"] if self.call.shares_keys else 1
@@ -117,7 +119,7 @@ class Gradient:
 
     def seen_by(self, n: Any, b: Any, h: Any) -> tuple[Any, Any]:
         """The n-th sequence and query head for the rows of one or of a key head."""
-        if self.rows == "q":
+        if self.rows == "q" or self.of_each_head:
             return b, h
         group = self.call.sizes["h"] // self.call.key_heads
         if not self.call.shares_keys:
@@ -151,15 +153,21 @@ class Weights:
         self, scores: Any, first: Any, shifts: Any, columns: Any
     ) -> tuple[Any, Any]:
         """Weights, hidden ones too, and how much a modified score changes."""
-        gradient, slope = self.gradient, None
+        gradient = self.gradient
         if gradient.is_linear:
             return jnp.exp2(scores * gradient.exponent_factor - shifts[0]), None
-        scores = scores * gradient.call.scale
+        weights, *rest = self.with_slopes(scores, first, shifts, columns)
+        return weights, rest[0] if gradient.has_slope else None
+
+    def with_slopes(
+        self, scores: Any, first: Any, shifts: Any, columns: Any
+    ) -> list[Any]:
+        """Weights, and what else the mod's program finds on the tile."""
+        scores, rest = scores * self.gradient.call.scale, []
         if self.score is not None:
             known = self.known(columns, self.score)
             scores, *rest = self.score(first, scores, known)
-            slope = rest[0] if gradient.has_slope else None
-        return jnp.exp2((scores - shifts[0]) * LOG2E - shifts[1]), slope
+        return [jnp.exp2((scores - shifts[0]) * LOG2E - shifts[1]), *rest]
 
     def powers(self, first: Any, shifts: Any, columns: Any) -> Any:
         """What a mod that `is_known_ahead` adds to exponents, less what all lose."""

@@ -33,7 +33,6 @@ from .mosaic_gpu_copies import (
     await_copies,
     await_copies_read,
     await_other_warps,
-    begin_copies,
 )
 from .mosaic_gpu_gradients import (
     Gradient,
@@ -42,8 +41,8 @@ from .mosaic_gpu_gradients import (
     with_slope_of_hidden,
 )
 from .mosaic_gpu_grid import Grid
+from .mosaic_gpu_one_side import OneSide
 from .mosaic_gpu_tiles import (
-    COLUMN,
     ROW,
     TILE,
     Tile,
@@ -55,13 +54,12 @@ from .mosaic_gpu_tiles import (
     i32,
     load_row,
     make_finite,
-    multiply,
     on_tile,
     pieces,
     run_kernel,
     zeros,
 )
-from .mosaic_gpu_visits import Blocks, Visits, reach
+from .mosaic_gpu_visits import Visits, reach
 from .normalization import with_slope
 
 
@@ -234,9 +232,9 @@ class _ThreadBlock:
         @pl.when(group == config.groups)
         def _() -> None:
             plgpu.set_max_registers(move, action="decrease")
-            self.move(b, h, first)
+            self.side.move(b, h, first)
             if self.verdict is not None:
-                pl.when(self.verdict(group))(partial(self.move, b, h, first))
+                pl.when(self.verdict(group))(partial(self.side.move, b, h, first))
 
     @property
     def gradient(self) -> Gradient:
@@ -247,82 +245,10 @@ class _ThreadBlock:
         """Whether a hidden key spoiled dq; None if that cannot be."""
         return Verdict(*self.scratch.verdict) if self.scratch.verdict else None
 
-    def visits(self, b: Any, h: Any, first: Any) -> Visits:
-        gradient = self.gradient
-        length = gradient.call.sizes["k" if gradient.rows == "q" else "q"]
-        lists = self.arrays.lists if gradient.blocks else None
-        told = gradient.call.lists_tell
-        blocks = Blocks(gradient.blocks, length, gradient.config, told)
-        return blocks.visits(lists, b, h, first)
-
-    # --- what moves data: a warpgroup, or the one that computes ---
-
-    def move(self, b: Any, h: Any, first: Any) -> None:
-        gradient, scratch = self.gradient, self.scratch
-        stages = gradient.config.stages
-
-        def of_head(n: Any, count: Any) -> Any:
-            place = gradient.seen_by(n, b, h)
-            visits = self.visits(*place, first)
-
-            def one(i: Any, count: Any) -> Any:
-                slot, start = lax.rem(count, i32(stages)), visits.first(i)
-                for side, free in enumerate(scratch.free):
-                    wait = partial(plgpu.barrier_wait, free.at[slot])
-                    pl.when(count >= stages)(wait)
-                    self.load(side, count, start, place)
-                return count + 1
-
-            return lax.fori_loop(i32(0), visits.total, one, count)
-
-        count = gradient.over_heads(of_head, i32(0))
-
-        @pl.loop(jnp.maximum(count - stages, 0), count)
-        def _(i: Any) -> None:  # nobody leaves before all have read
-            for free in scratch.free:
-                plgpu.barrier_wait(free.at[lax.rem(i, i32(stages))])
-
-    def load(self, side: int, count: Any, start: Any, place: Any) -> None:
-        """One of the pair that is visited.
-
-        Args:
-            side: Keys or queries, 0, or values or cotangents, 1.
-            count: Visits before this one.
-            start: Its first column.
-            place: Sequence and query head.
-        """
-        gradient, scratch = self.gradient, self.scratch
-        slot = lax.rem(count, i32(gradient.config.stages))
-        here, rows = scratch.here[side].at[slot], pl.ds(start, gradient.config.columns)
-        b, h = place if gradient.rows == "k" else gradient.call.place_of_keys(*place)
-        array, there = self.arrays.visit[side], scratch.visit[side].at[slot]
-        plgpu.copy_gmem_to_smem(array.at[b, rows, h], there, here)
-        if side == 0:
-            self.move_columns((*place, start), slot, here)
-
-    def load_first(self, visits: Visits, count: Any, place: Any) -> None:
-        """Those of a query head's first visits, where no other warpgroup does it."""
-
-        def start() -> None:
-            for n in range(self.gradient.config.stages):
-
-                @pl.when(n < visits.total)
-                def _(n: int = n) -> None:
-                    first = visits.first(i32(n))
-                    for side in (0, 1):
-                        self.load(side, count + n, first, place)
-
-        begin_copies(start, self.gradient.call.interpret)
-
-    def move_columns(self, at: Any, slot: Any, here: Any) -> None:
-        """What is known of the columns of a visit: statistics of queries, and mods'."""
-        (*place, first), scratch = at, self.scratch
-        columns = pl.ds(first, self.gradient.config.columns)
-        for array, there in zip(self.arrays.statistics, scratch.known, strict=False):
-            x = array.at[(*place, columns)]
-            plgpu.copy_gmem_to_smem(x, there.at[slot], here)
-        given = scratch.columns, slot, at, here
-        self.gradient.columns.load(self.arrays.mods, *given)
+    @property
+    def side(self) -> OneSide:
+        """What the rows are combined with."""
+        return OneSide(self.gradient, self.arrays, self.scratch)
 
     # --- the warpgroups that compute ---
 
@@ -363,9 +289,10 @@ class _ThreadBlock:
 
         def of_head(n: Any, carry: Any) -> Any:
             place = gradient.seen_by(n, b, h)
-            visits, whole = self.visits(*place, first), reach(config, gradient.blocks)
+            visits = self.side.visits(*place, first)
+            whole = reach(config, gradient.blocks)
             if not config.has_mover:
-                self.load_first(visits, carry[0], place)
+                self.side.load_first(visits, carry[0], place)
             sizes, interpret = gradient.call.sizes, gradient.call.interpret
             tile = Tile(*place, mine, config, whole, gradient.rows, sizes, interpret)
             mods = on_tile(tile, (gradient.score, gradient.mask), self.arrays.mods)
@@ -435,11 +362,11 @@ class _Step:
         kernel, scratch = self.block.kernel, self.block.scratch
         config, dtype = kernel.gradient.config, kernel.gradient.dtype
         slot, (first, met) = lax.rem(count, i32(config.stages)), self.visits.place(i)
-        following = None if config.has_mover else self.visits.ahead(i, config.stages)
-        free = [partial(self.release, side, i, count, following) for side in (0, 1)]
+        side = self.block.side
+        free = side.releases(self.visits, (self.tile.b, self.tile.h), i, count)
         columns = scratch.columns, slot
-        scores = self.product(0, slot)
-        *shifts, delta = self.statistics(rows, slot)
+        scores = side.product(0, slot)
+        *shifts, delta = side.statistics(self.tile, rows, slot)
         weights, slope = self.weights(scores, first, shifts, columns)
         if not is_full:
             weights = self.weights.hide(first, weights, columns, met)
@@ -448,7 +375,7 @@ class _Step:
             free[0]()
             plgpu.barrier_wait(scratch.here[1].at[slot])
         else:
-            d_scores = weights * (self.product(1, slot) - delta)
+            d_scores = weights * (side.product(1, slot) - delta)
             d_scores = with_slope_of_hidden(weights, d_scores, slope)
             found |= dict.fromkeys("qk", d_scores)
         if "v" not in kernel.names:
@@ -456,38 +383,20 @@ class _Step:
         sums = dict(zip(kernel.names, totals, strict=True))
         halves = {name: found[name].astype(dtype) for name in sums}
         for name in sorted(sums, reverse=True):  # values first: their weights are ready
-            side = side_of(name)
+            n = side_of(name)
             if name == "k" and self.is_careful:
                 self.leave_out_blind(first, slot)
             if name == "q" and self.is_careful and not is_full:
                 sums[name] = self.add_seen(sums[name], halves[name], first, columns)
             else:
-                given = sums[name], halves[name], scratch.visit[side].at[slot]
+                given = sums[name], halves[name], scratch.visit[n].at[slot]
                 sums[name] = accumulate(*given, self.tile.interpret)
-            free[side]()
+            free[n]()
         return count + 1, *sums.values()
 
     @property
     def tile(self) -> Tile:
         return self.weights.tile
-
-    def release(self, side: int, i: Any, count: Any, following: Any) -> None:
-        """What the i-th visit has read makes room for what begins at `following`.
-
-        `count` visits were before it.
-        """
-        config, block = self.tile.config, self.block
-        if config.has_mover:
-            free = block.scratch.free[side]
-            plgpu.barrier_arrive(free.at[lax.rem(count, i32(config.stages))])
-            return
-
-        def start() -> None:
-            place = self.tile.b, self.tile.h
-            block.load(side, count + config.stages, following, place)
-
-        begin = partial(begin_copies, start, self.tile.interpret)
-        pl.when(i + config.stages < self.visits.total)(begin)
 
     def leave_out_blind(self, first: Any, slot: Any) -> None:
         """Queries that see nothing may hold anything, and 0 times NaN is not 0."""
@@ -513,20 +422,3 @@ class _Step:
         place = self.weights.gradient.call.place_of_keys(tile.b, tile.h)
         row = partial(load_row, key, place, first, tile.sizes["k"])
         return add_seen(d_query, d_scores.astype(jnp.float32), seen, row)
-
-    def product(self, side: int, slot: Any) -> Any:
-        """Of what stays and what is visited."""
-        scratch = self.block.scratch
-        plgpu.barrier_wait(scratch.here[side].at[slot])
-        # Who we are is asked in each visit: addresses kept over all of them would not
-        # fit into registers. ALiBi with 128 channels, one H100: 374 against 340.
-        mine = scratch.stay[side].at[lax.axis_index("wg")]
-        return multiply(mine, scratch.visit[side].at[slot])
-
-    def statistics(self, rows: Any, slot: Any) -> list[Any]:
-        """On the tile."""
-        if rows is not None:
-            return [self.tile.spread(x, "row", "tile") for x in rows]
-        load = partial(plgpu.load, layout=COLUMN, optimized=False)
-        loaded = [load(x.at[slot]) for x in self.block.scratch.known]
-        return [self.tile.spread(x, "column", "tile") for x in loaded]

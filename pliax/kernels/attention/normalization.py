@@ -69,7 +69,12 @@ def flatten(mod: ClosedFunction) -> Any:
     def merged(*args: Any) -> Any:  # bias[b][h] reads no matrix, as bias[b, h] does not
         return evaluate(jaxpr, args[:count], args[count:])
 
-    return jax.make_jaxpr(_inlined(jax.make_jaxpr(merged)(*shapes)))(*shapes).jaxpr
+    return first_order(merged, shapes)
+
+
+def first_order(function: Callable[..., Any], shapes: Sequence[Any]) -> Any:
+    """The jaxpr of a function of arrays of these shapes, without calls."""
+    return jax.make_jaxpr(_inlined(jax.make_jaxpr(function)(*shapes)))(*shapes).jaxpr
 
 
 def conditions(jaxpr: Any) -> list[Any]:

@@ -12,7 +12,7 @@ loads one number a tile.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -129,8 +129,15 @@ def separate(
         Inseparable: If a kernel cannot compute what depends on the score, or on both a
             query and a key.
     """
-    jaxpr, captured = flatten(mod), len(mod.captured)
+    jaxpr = flatten(mod)
     jaxpr = jaxpr.replace(outvars=conditions(jaxpr)) if apart else jaxpr
+    return separate_program(jaxpr, len(mod.captured), roles, keys=keys)
+
+
+def separate_program(
+    jaxpr: Any, captured: int, roles: str, *, keys: int = 0
+) -> Separated:
+    """The same of a program as `flatten` gives it, with so many captured arrays."""
     given = dict.fromkeys(jaxpr.invars[:captured], "")
     given |= dict(zip(jaxpr.invars[captured:], roles, strict=True))
     needs = _needs(jaxpr.eqns, given)
@@ -258,21 +265,43 @@ def compute_outside(
         captured: The arrays it captured.
         sizes: How many sequences, heads, queries and keys there are, by "bhqk".
     """
-    return [_over(separated, captured, x, sizes) for x in separated.hoisted]
+    return [
+        outside(
+            separated,
+            captured,
+            x.variable,
+            {a: _indices(sizes[a], x.keys if a == "k" else 1) for a in x.axes},
+        )
+        for x in separated.hoisted
+    ]
 
 
-def _over(
-    separated: Separated, captured: Sequence[Any], item: Hoisted, sizes: Any
+def outside(
+    separated: Separated,
+    captured: Sequence[Any],
+    variable: Any,
+    indices: Mapping[str, Any],
+    roles: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
 ) -> Any:
-    def one(*indices: Any) -> Any:
-        given = dict(zip(item.axes, indices, strict=True))
+    """A variable that does not depend on the score, with an axis for each index.
+
+    Args:
+        separated: The mod.
+        captured: The arrays it captured.
+        variable: Which.
+        indices: The values of each index, in the order of the axes.
+        roles: From one of each to the mod's arguments by role.
+    """
+
+    def one(*values: Any) -> Any:
+        given = roles(dict(zip(indices, values, strict=True)))
         env = dict(zip(separated.jaxpr.invars, captured, strict=False))
         env |= {v: given.get(role) for v, role in separated.roles_of.items()}
-        return _value(separated, item.variable, env)
+        return _value(separated, variable, env)
 
-    for n in range(len(item.axes))[::-1]:
-        one = jax.vmap(one, [0 if i == n else None for i in range(len(item.axes))])
-    return one(*(_indices(sizes[a], item.keys if a == "k" else 1) for a in item.axes))
+    for n in range(len(indices))[::-1]:
+        one = jax.vmap(one, [0 if i == n else None for i in range(len(indices))])
+    return one(*indices.values())
 
 
 def _indices(n: int, step: int) -> Any:

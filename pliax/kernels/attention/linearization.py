@@ -1,0 +1,291 @@
+"""How scores change with the floating arrays that a score_mod captured, in two parts.
+
+    linearize : score_mod  ->  leaves, slopes;  dm = sum_n slope_n(s, b, h, q, k) leaf_n
+
+A leaf is what tangents of captured arrays become outside of a kernel: one number a
+query, one a key, or one for each difference of both, of each head. What depends on
+more is a slope: a kernel computes it, and adds up for each leaf the gradients of the
+modified scores times it. The transpose of the leaves makes gradients of these sums:
+
+    s - slopes[h] * (q - k)     leaf  d slopes[h]          slope  k - q    sums by query
+    s + table[h, q - k + S]     leaf  d table[h, q-k+S]    slope  1   sums by difference
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from pliax.core._jax import bind_equation
+from pliax.core.dataflow import is_literal, leading_to, variables
+from pliax.core.jaxprs import ClosedFunction, Program
+from pliax.core.manual_axes import vary, varying_axes
+
+from .derivatives import floating_captures, with_floating_captures
+from .normalization import first_order
+from .separation import (
+    MOVES,
+    SCORE_MOD,
+    Inseparable,
+    Separated,
+    outside,
+    separate_program,
+)
+
+
+DIFFERENCE = "q-k"
+"""What is the same for all queries and keys of one difference has an axis of these."""
+
+# What may make a leaf of tangents. It multiplies by nothing that could be infinite
+# where a sum is 0, as that of a query that sees nothing.
+_CARRIERS = MOVES | {
+    *("add", "add_any", "concatenate", "convert_element_type", "copy", "dynamic_slice"),
+    *("gather", "neg", "pad", "reduce_sum", "rev", "select_n", "slice", "sub"),
+    "transpose",
+}
+_SIGNS = {"add": (1, 1), "neg": (-1,), "sub": (1, -1)}  # of operands, in sums
+_COMPARISONS = ("eq", "ge", "gt", "le", "lt", "ne")
+_SCALARS = tuple(jax.ShapeDtypeStruct((), x) for x in (jnp.float32, *[jnp.int32] * 4))
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What a slope is multiplied by.
+
+    Attributes:
+        variable: Of the program of tangents.
+        axes: Those of "b", "h", "q", "k" and DIFFERENCE that it has one of.
+    """
+
+    variable: Any
+    axes: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        """What a head's sums are by: "q", "k" or DIFFERENCE.
+
+        They are by query, too, where a head has one.
+        """
+        return next((x for x in ("k", DIFFERENCE) if x in self.axes), "q")
+
+
+@dataclass(frozen=True)
+class Linearization:
+    """The leaves and slopes of a score_mod.
+
+    Attributes:
+        score_mod: The mod.
+        separated: The program of its tangent, whose arguments begin with what was
+            captured, and the tangents of what is floating of that.
+        leaves: The leaves.
+    """
+
+    score_mod: ClosedFunction
+    separated: Separated
+    leaves: tuple[Leaf, ...]
+
+    def of_kind(self, kind: str) -> tuple[Leaf, ...]:
+        """The leaves whose sums are by that."""
+        return tuple(x for x in self.leaves if x.kind == kind)
+
+    def with_slopes(self, leaves: Sequence[Leaf]) -> ClosedFunction:
+        """The modified score, and how much it changes with each of these leaves."""
+
+        def both(*scalars: Any) -> tuple[Any, ...]:
+            return self.score_mod(*scalars), *self._slopes(leaves, scalars)
+
+        closed = jax.make_jaxpr(both)(*_SCALARS)
+        return ClosedFunction(Program(closed.jaxpr), tuple(closed.consts))
+
+    def _slopes(self, leaves: Sequence[Leaf], scalars: Sequence[Any]) -> Any:
+        """By transposing what is linear behind the leaves."""
+        if not leaves:
+            return ()
+        jaxpr, linear = self.separated.jaxpr, self._behind_leaves
+        ends = {x.variable for x in self.leaves}
+        made = ends.union(*(eqn.outvars for eqn in linear))
+        given = *self.score_mod.captured, *scalars
+        count = self.separated.captured
+        known = jaxpr.invars[: len(self.score_mod.captured)], jaxpr.invars[count:]
+        env = dict(zip((*known[0], *known[1]), given, strict=True))
+        asked = (v for eqn in linear for v in variables(eqn.invars) if v not in made)
+        _evaluate(leading_to(jaxpr.eqns, asked), env)
+
+        def change(*values: Any) -> Any:
+            here = env | {v: jnp.zeros(v.aval.shape, v.aval.dtype) for v in ends}
+            for leaf, x in zip(leaves, values, strict=True):
+                v = leaf.variable  # of one element
+                here[v] = jnp.reshape(x, v.aval.shape)
+            _evaluate(linear, here)
+            return here[jaxpr.outvars[0]]
+
+        zeros = [jnp.zeros((), x.variable.aval.dtype) for x in leaves]
+        return jax.vjp(change, *zeros)[1](jnp.ones((), jnp.float32))
+
+    @property
+    def _behind_leaves(self) -> list[Any]:
+        """The equations between the leaves and the tangent of the score."""
+        tangents, ends = self._tangents, {x.variable for x in self.leaves}
+        outs = [(eqn, eqn.outvars[0]) for eqn in self.separated.inside]
+        return [eqn for eqn, v in outs if v in tangents and v not in ends]
+
+    @cached_property
+    def _tangents(self) -> set[Any]:
+        first = len(self.score_mod.captured)
+        jaxpr = self.separated.jaxpr
+        return _made_of(jaxpr.eqns, jaxpr.invars[first : self.separated.captured])
+
+    def gradients(
+        self, sums: Sequence[Array], sizes: dict[str, int]
+    ) -> tuple[Array, ...]:
+        """Of the floating captured arrays, in at least float32.
+
+        Args:
+            sums: For each leaf, over what it has no axis of.
+            sizes: Sequences, heads, queries and keys, by "bhqk".
+        """
+        captured = self.score_mod.captured
+        floating = floating_captures(self.score_mod)
+
+        def values(*tangents: Any) -> list[Any]:
+            given = *captured, *tangents
+            return [self._value(x, given, sizes) for x in self.leaves]
+
+        zeros = [jnp.zeros(x.shape, x.dtype) for x in floating]
+        zeros = vary(zeros, varying_axes(sums))
+        like, transpose = jax.vjp(values, *zeros)
+        pairs = zip(sums, like, strict=True)
+        return transpose([x.reshape(y.shape).astype(y.dtype) for x, y in pairs])
+
+    def _value(self, leaf: Leaf, given: Any, sizes: dict[str, int]) -> Array:
+        """A leaf of tangents, with its axes."""
+        every = {a: jnp.arange(n, dtype=jnp.int32) for a, n in sizes.items()}
+        every[DIFFERENCE] = jnp.arange(1 - sizes["k"], sizes["q"], dtype=jnp.int32)
+        indices = {a: every[a] for a in leaf.axes}
+        return outside(self.separated, given, leaf.variable, indices, _roles)
+
+
+def linearize(score_mod: ClosedFunction) -> Linearization:
+    """The leaves and slopes of a mod that captured floating arrays.
+
+    Raises:
+        Inseparable: If tangents become what is there for each score, or what no kernel
+            computes.
+    """
+    captured, floating = score_mod.captured, floating_captures(score_mod)
+    if _has_custom_vjp(score_mod.program.jaxpr):
+        raise Inseparable("it has a derivative in reverse mode alone")
+    of_captured = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in captured]
+    of_tangents = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in floating]
+    first, count = len(of_captured), len(of_captured) + len(of_tangents)
+
+    def tangent(*given: Any) -> Any:
+        mod = ClosedFunction(score_mod.program, given[:first])
+        at = lambda *x: with_floating_captures(mod, x)(*given[count:])  # noqa: E731
+        return jax.jvp(at, floating_captures(mod), given[first:count])[1]
+
+    jaxpr = first_order(tangent, (*of_captured, *of_tangents, *_SCALARS))
+    separated = separate_program(jaxpr, count, SCORE_MOD)
+    tangents = _made_of(jaxpr.eqns, jaxpr.invars[first:count])
+    leaves = tuple(_leaves(separated, tangents))
+    for eqn in leading_to(jaxpr.eqns, [x.variable for x in leaves]):
+        name = eqn.primitive.name
+        if name not in _CARRIERS and not tangents.isdisjoint(eqn.outvars):
+            raise Inseparable(f"what it captured passes through {name} before scores")
+    return Linearization(score_mod, separated, leaves)
+
+
+def _leaves(separated: Separated, tangents: set[Any]) -> list[Leaf]:
+    found = []
+    for item in separated.hoisted:
+        if item.variable not in tangents:
+            continue
+        if not item.is_looked_up:
+            found.append(Leaf(item.variable, item.axes))
+            continue
+        for eqn in separated.inside:
+            if item.variable in eqn.invars:  # one element of it
+                axes = _axes_of_element(separated, eqn)
+                found.append(Leaf(eqn.outvars[0], axes))
+    return found
+
+
+def _axes_of_element(separated: Separated, eqn: Any) -> tuple[str, ...]:
+    """Of what is looked up by the difference of a query and a key."""
+    growth = _growth(separated)
+    if any(growth[v] != 0 for v in variables(eqn.invars[1:])):
+        raise Inseparable("it looks up what depends on more than a difference")
+    asked = [separated.needs[v] for v in variables(eqn.invars)]
+    return (*(a for a in "bh" if any(a in x for x in asked)), DIFFERENCE)
+
+
+def _growth(separated: Separated) -> dict[Any, int | None]:
+    """By how much values grow from a query and a key to the next of both.
+
+    That is 0 of all functions of the difference; None where it is not always the same.
+    """
+    grow = {"s": None, "q": 1, "k": 1}
+    jaxpr = separated.jaxpr
+    found: dict[Any, int | None] = dict.fromkeys(jaxpr.invars, 0)
+    found |= {v: grow.get(role, 0) for v, role in separated.roles_of.items()}
+    for eqn in jaxpr.eqns:
+        given = [0 if is_literal(x) else found[x] for x in eqn.invars]
+        found |= dict.fromkeys(eqn.outvars, _grown(eqn, given))
+    return found
+
+
+def _grown(eqn: Any, given: Sequence[int | None]) -> int | None:
+    steps = [n for n in given if n is not None]
+    if len(steps) < len(given):
+        return None
+    if not any(steps):
+        return 0
+    name, kinds = eqn.primitive.name, {x.aval.dtype for x in eqn.invars}
+    if kinds != {jnp.dtype("int32")}:  # sums of floats may be rounded
+        return None
+    if name in _COMPARISONS and len(set(steps)) == 1:
+        return 0
+    signs = _SIGNS.get(name)
+    return signs and sum(n * x for n, x in zip(signs, steps, strict=True))
+
+
+def _roles(indices: dict[str, Any]) -> dict[str, Any]:
+    """A query and a key of a difference, where that is an index."""
+    if DIFFERENCE not in indices:
+        return indices
+    d = indices[DIFFERENCE]
+    return indices | {"q": jnp.maximum(d, 0), "k": jnp.maximum(-d, 0)}
+
+
+# --- programs -------------------------------------------------------------------------
+
+
+def _made_of(equations: Sequence[Any], first: Iterable[Any]) -> set[Any]:
+    """These variables, and all that depends on them."""
+    found = set(first)
+    for eqn in equations:
+        if not found.isdisjoint(variables(eqn.invars)):
+            found.update(eqn.outvars)
+    return found
+
+
+def _evaluate(equations: Sequence[Any], env: dict[Any, Any]) -> None:
+    """Puts the results of equations where their operands are."""
+    for eqn in equations:
+        values = [x.val if is_literal(x) else env[x] for x in eqn.invars]
+        env.update(zip(eqn.outvars, bind_equation(eqn, values), strict=True))
+
+
+def _has_custom_vjp(jaxpr: Any) -> bool:
+    """Whether forward mode has no rule for some function in it."""
+    for eqn in jaxpr.eqns:
+        inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+        if eqn.primitive.name == "custom_vjp_call":
+            return True
+        if inner is not None and _has_custom_vjp(getattr(inner, "jaxpr", inner)):
+            return True
+    return False

@@ -1,0 +1,154 @@
+"""Laws of how scores change with what a mod captured: two parts, which are the whole."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import MODS
+from helpers import normal
+from hypothesis import given, settings, strategies as st
+
+from pliax.core.evaluation import evaluate
+from pliax.core.jaxprs import close
+from pliax.kernels.attention.derivatives import (
+    floating_captures,
+    with_floating_captures,
+)
+from pliax.kernels.attention.linearization import DIFFERENCE, linearize
+from pliax.kernels.attention.separation import Inseparable
+
+
+B, H, T, S = SIZES = 2, 3, 7, 9
+SCALARS = [jax.ShapeDtypeStruct((), x) for x in (jnp.float32, *[jnp.int32] * 4)]
+OFFSETS = jnp.arange(B, dtype=jnp.int32)
+FLOATS = {
+    "number": jnp.float32(0.3),
+    "heads": normal(0, (H,)),
+    "rows": normal(1, (B, T)),
+    "columns": normal(2, (H, S)),
+    "table": normal(3, (H, T + S + B)),
+    "buckets": normal(4, (5, H)),
+}
+# What is looked up, as users write it.
+TERMS = {
+    "number": lambda x, b, h, q, k: x["number"],
+    "slopes": lambda x, b, h, q, k: x["heads"][h] * (q - k).astype(jnp.float32),
+    "rows": lambda x, b, h, q, k: x["rows"][b, q],
+    "columns": lambda x, b, h, q, k: jnp.exp(x["columns"][h][k]),
+    "distances": lambda x, b, h, q, k: x["table"][h, q - k + S],
+    "added later": lambda x, b, h, q, k: x["table"][h][q + S - 1 - k],
+    "of a cache": lambda x, b, h, q, k: x["table"][h, q + OFFSETS[b] - k + S],
+    "buckets": lambda x, b, h, q, k: x["buckets"][jnp.clip(abs(q - k) // 2, 0, 4), h],
+    "both ways": lambda x, b, h, q, k: x["buckets"][jnp.where(k > q, 1, 3), 0],
+}
+JOINED = {
+    "add": lambda s, x, q, k: s + x,
+    "multiply": lambda s, x, q, k: s * x,
+    "cap": lambda s, x, q, k: jnp.tanh(s * x) + x,
+    "softplus": lambda s, x, q, k: s - jax.nn.softplus(x) * s,
+    "where": lambda s, x, q, k: jnp.where(q >= k, s + x, s),
+}
+
+
+def every(function, scores):
+    """Of all scores, which are (B, H, T, S)."""
+    indices = jnp.meshgrid(*(jnp.arange(n) for n in SIZES), indexing="ij")
+    for _ in SIZES:
+        function = jax.vmap(function)
+    return function(scores, *(x.astype(jnp.int32) for x in indices))
+
+
+def summed(x, leaf):
+    """Over what a leaf has no axis of."""
+    if leaf.kind == DIFFERENCE:
+        diagonals = [jnp.trace(x, 1 - S + n, 3, 2) for n in range(T + S - 1)]
+        sums, names = jnp.stack(diagonals, axis=2), ("b", "h", DIFFERENCE)
+    else:
+        sums = jnp.sum(x, axis=3 if leaf.kind == "q" else 2)
+        names = "b", "h", leaf.kind
+    return jnp.sum(sums, [n for n, name in enumerate(names) if name not in leaf.axes])
+
+
+def in_two_parts(mod, scores, d_scores):
+    """Gradients of what a mod captured, by slopes and leaves."""
+    linear = linearize(mod)
+    both = linear.with_slopes(linear.leaves)
+
+    def slopes(*scalars):
+        found = evaluate(both.program.jaxpr, both.captured, scalars)
+        return tuple(map(jnp.asarray, found))
+
+    pairs = zip(linear.leaves, every(slopes, scores)[1:], strict=True)
+    sums = [summed(d_scores * slope, leaf) for leaf, slope in pairs]
+    return linear.gradients(sums, dict(zip("bhqk", SIZES, strict=True)))
+
+
+@settings(max_examples=25)
+@given(
+    parts=st.lists(
+        st.tuples(st.sampled_from(sorted(TERMS)), st.sampled_from(sorted(JOINED))),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_slopes_and_leaves_have_the_gradients_of_the_whole(parts):
+    def score_mod(s, b, h, q, k):
+        terms = [(JOINED[how], TERMS[name](FLOATS, b, h, q, k)) for name, how in parts]
+        return functools.reduce(lambda s, x: x[0](s, x[1], q, k), terms, s)
+
+    mod = close(score_mod, *SCALARS)
+    scores, d_scores = normal(5, SIZES), normal(6, SIZES)
+    whole = lambda *x: every(with_floating_captures(mod, x), scores)  # noqa: E731
+    wanted = jax.vjp(whole, *floating_captures(mod))[1](d_scores)
+    for x, y in zip(in_two_parts(mod, scores, d_scores), wanted, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5 * np.abs(y).max() + 1e-6)
+
+
+def test_what_does_not_change_scores_has_no_leaf_and_no_gradient():
+    heads = FLOATS["heads"]
+    mod = close(lambda s, b, h, q, k: s + 0 * jnp.floor(heads[h]), *SCALARS)
+    found = in_two_parts(mod, normal(5, SIZES), normal(6, SIZES))
+    np.testing.assert_array_equal(found[0], jnp.zeros(H))
+
+
+LEARNED = ("learned_alibi", "learned_decay", "relative_bias", "causal_bias")
+LEARNED += ("t5_encoder", "t5_decoder", "learned_cap", "composed", "moved")
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_all_mods_of_the_library_that_learn_are_of_two_parts(name):
+    (mod,) = (x for x in MODS if x.name == name)
+    floats = [normal(n, x) for n, x in enumerate(mod.floats(T, S))]
+    made = mod.make(*floats, *mod.others(T, S))
+    closed = jax.tree.map(jnp.asarray, close(made, *SCALARS))
+    assert linearize(closed).leaves
+
+
+@jax.custom_vjp
+def halved(x):
+    return x / 2
+
+
+halved.defvjp(lambda x: (x / 2, None), lambda _, g: (g / 2,))
+
+
+@pytest.mark.parametrize(
+    ("mod", "reason"),
+    [
+        (lambda x: lambda s, b, h, q, k: s + x[0, q, k], "more than a difference"),
+        (lambda x: lambda s, b, h, q, k: s + x[h, q, q - k], "more than a difference"),
+        (
+            lambda x: lambda s, b, h, q, k: s + x[h, h, s.astype(int)],
+            "score|difference",
+        ),
+        (lambda x: lambda s, b, h, q, k: s + x[h, q] @ x[h, k], "no kernel"),
+        (lambda x: lambda s, b, h, q, k: s + jnp.prod(x[h, q]), "passes through"),
+        (lambda x: lambda s, b, h, q, k: s + halved(x[h, q, 0]), "reverse mode alone"),
+    ],
+    ids=["both", "a query and a difference", "a score", "vectors", "product", "rule"],
+)
+def test_what_has_no_two_parts_says_why(mod, reason):
+    with pytest.raises(Inseparable, match=reason):
+        linearize(close(mod(normal(0, (9, 9, 9))), *SCALARS))

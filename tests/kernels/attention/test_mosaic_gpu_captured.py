@@ -1,0 +1,212 @@
+"""Laws of the sums that gradients of captured arrays are made of, on Hopper GPUs."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import gaussian
+from attention_plain import attention as plain_attention, pulled_back
+from helpers import assert_error_rule, in_float64
+from hypothesis import given, settings, strategies as st
+
+import pliax as px
+from pliax.kernels.attention import api, mosaic_gpu_captured, mosaic_gpu_limits
+from pliax.kernels.attention.mosaic_gpu_captured import _by_difference
+
+
+by_difference = jax.jit(_by_difference, static_argnums=1)
+
+
+def in_tiles(scores, columns):
+    """The sums along the diagonals of 64 rows and so many columns."""
+    R, C = (-(-n // size) for n, size in zip(scores.shape, (64, columns), strict=True))
+    widths = zip((64 * R, columns * C), scores.shape, strict=True)
+    tiles = np.pad(scores, [(0, n - m) for n, m in widths])
+    tiles = tiles.reshape(R, 64, C, columns).swapaxes(1, 2)
+    found = np.zeros((R, C, 64 + columns), scores.dtype)
+    for n in range(64 + columns - 1):
+        found[:, :, n] = np.trace(tiles, columns - 1 - n, 2, 3)
+    return found
+
+
+@settings(max_examples=10)
+@given(
+    T=st.integers(1, 300),
+    S=st.integers(1, 300),
+    columns=st.sampled_from([64, 128]),
+    seed=st.integers(0, 2**16),
+)
+def test_sums_along_diagonals_of_tiles_are_those_of_all_scores(T, S, columns, seed):
+    scores = np.random.default_rng(seed).integers(-99, 99, (T, S)).astype(np.float32)
+    found = jnp.asarray(in_tiles(scores, columns))[None, None, :, :, None]
+    parts = 128 // columns  # of which each has a share
+    found = jnp.concatenate([found - 1, *[jnp.ones_like(found)] * (parts - 1)], axis=4)
+    found = found if parts > 1 else found + 1
+    wanted = [np.trace(scores, -d) for d in range(1 - S, T)]
+    found = by_difference(found, (T, S), None)
+    np.testing.assert_array_equal(found[0, 0], wanted)
+
+
+@pytest.mark.parametrize("columns", [64, 128])
+@pytest.mark.parametrize(("seen", "lengths"), [
+    ([1, 0, 1, 0, 0, 0], (256, 384)), ([0, 1, 0, 1, 1, 1], (156, 300)),
+])  # fmt: skip
+def test_nothing_is_read_of_tiles_that_are_not_visited(seen, lengths, columns):
+    table = jnp.asarray(seen, bool).reshape(2, 3)
+    mask = px.create_block_mask(
+        lambda b, h, q, k: table[q // 128, k // 128], None, None, *lengths
+    )
+    shown = np.repeat(np.repeat(np.asarray(table), 128, 0), 128, 1)
+    scores = np.where(shown[: lengths[0], : lengths[1]], 1.0, 0.0).astype(np.float32)
+    found = in_tiles(scores, columns)
+    R, C = found.shape[:2]
+    is_visited = shown[::64, ::columns][:R, :C]
+    found = np.where(is_visited[..., None], found, np.nan)[None, None, :, :, None]
+    wanted = [np.trace(scores, -d) for d in range(1 - lengths[1], lengths[0])]
+    found = by_difference(jnp.asarray(found), lengths, mask)
+    np.testing.assert_array_equal(found[0, 0], wanted)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Gradients of what one mod captured, under one mask, at some sizes."""
+
+    mask: Any = None
+    lengths: tuple[int, int] = (130, 130)
+    heads: tuple[int, int] = (2, 1)
+    channels: tuple[int, int] = (64, 64)
+    dtype: Any = jnp.bfloat16
+    block: int = 128
+
+
+CASES = {
+    "causal": Case(lambda b, h, q, k: q >= k),
+    "no mask": Case(lengths=(70, 150), heads=(2, 2)),
+    "small blocks": Case(lambda b, h, q, k: (q // 50 == k // 50) & (q >= k), block=64),
+    "wide": Case(channels=(128, 80), dtype=jnp.float16),
+    "widest": Case(lambda b, h, q, k: q >= k, channels=(192, 256), lengths=(70, 70)),
+    "few queries": Case(lengths=(3, 200)),
+    # Whole blocks that nobody visits, and places of others, hold anything.
+    "unseen": Case(lambda b, h, q, k: (q >= k) & (k < 100) & (q != 3), (300, 300)),
+}
+
+
+def operands(case):
+    """Query, key and value, what the mod captures, and the mask."""
+    (T, S), (H, K), (D, V) = case.lengths, case.heads, case.channels
+    shapes = (1, T, H, D), (1, S, K, D), (1, S, K, V)
+    arrays = [gaussian(n, x, case.dtype) for n, x in enumerate(shapes)]
+    shapes = (H,), (1, T), (1, S), (H, 600)
+    floats = [gaussian(n + 3, x, case.dtype) for n, x in enumerate(shapes)]
+    mask = case.mask and px.create_block_mask(
+        case.mask, None, None, T, S, block_size=case.block
+    )
+    return arrays, floats, mask
+
+
+def score_of(floats):
+    """A mod with sums by query, by key and by difference."""
+    heads, rows, columns, distances = floats
+
+    def score(s, b, h, q, k):
+        near = s * distances[h, q - k + 300].astype(s.dtype)
+        near += columns[b, k].astype(s.dtype) * heads[h].astype(s.dtype)
+        return jnp.where(q >= k, near, s - rows[b, q].astype(s.dtype))
+
+    return score
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x != "causal")) for x in CASES]
+)
+def test_gradients_of_captured_arrays_are_as_exact_as_those_of_the_formula(
+    name, monkeypatch
+):
+    """Those of all kinds of sums, and no other way is taken."""
+    case = CASES[name]
+    arrays, floats, mask = operands(case)
+    T, H, V = case.lengths[0], case.heads[0], case.channels[1]
+    cotangents = gaussian(20, (1, T, H, V), case.dtype), gaussian(21, (1, T, H))
+
+    def fused(arrays, floats):
+        out, aux = px.flex_attention(
+            *arrays, score_mod=score_of(floats), block_mask=mask, enable_gqa=True,
+            return_aux=px.AuxRequest(lse=True, max_scores=True),
+            implementation="mosaic_gpu", kernel_options={"interpret": 1},
+        )  # fmt: skip
+        return out, aux.lse, aux.max_scores
+
+    def formula(arrays, floats):
+        return plain_attention(*arrays, score=score_of(floats), visible=case.mask)
+
+    def gradients(attend, arrays, floats):
+        return pulled_back(attend, arrays, floats, cotangents)[1][1]
+
+    monkeypatch.delattr(api, "_captured_gradients")
+    plain = jax.jit(partial(gradients, formula))
+    golden = in_float64(plain, arrays, floats)
+    expected = plain(arrays, floats)
+    if name == "unseen":  # the formula multiplies NaN by 0
+        arrays = [arrays[0], *(x.at[:, 100:].set(jnp.nan) for x in arrays[1:])]
+    found = jax.jit(partial(gradients, fused))(arrays, floats)
+    assert_error_rule(found, expected, golden)
+
+
+def test_what_depends_on_more_than_a_difference_has_gradients_too():
+    """By `xla`."""
+    arrays = [gaussian(n, (1, 70, 2, 64), jnp.bfloat16) for n in range(3)]
+    bias = gaussian(3, (2, 70, 70))
+
+    def loss(bias, implementation, **options):
+        out = px.flex_attention(
+            *arrays, score_mod=lambda s, b, h, q, k: s + bias[h, q, k],
+            implementation=implementation, kernel_options=options or None,
+        )  # fmt: skip
+        return jnp.sum(jnp.sin(out.astype(jnp.float32)))
+
+    found = jax.grad(loss)(bias, "mosaic_gpu", interpret=1)
+    wanted = jax.grad(loss)(bias, "xla")
+    assert jnp.abs(found - wanted).max() <= 0.02 * jnp.abs(wanted).max()
+
+
+def test_sums_that_would_fill_the_memory_are_left_to_another_way(monkeypatch):
+    monkeypatch.setattr(mosaic_gpu_captured, "_MOST", 100)
+    arrays = [gaussian(n, (1, 64, 1, 64), jnp.bfloat16) for n in range(3)]
+    taken = []
+    monkeypatch.setattr(
+        api,
+        "_captured_gradients",
+        lambda arrays, mod, *_, **__: taken.append(1) or mod.captured,
+    )
+
+    def loss(table):
+        out = px.flex_attention(
+            *arrays, score_mod=lambda s, b, h, q, k: s + table[q - k + 64],
+            implementation="mosaic_gpu", kernel_options={"interpret": 1},
+        )  # fmt: skip
+        return jnp.sum(out.astype(jnp.float32))
+
+    jax.make_jaxpr(jax.grad(loss))(gaussian(3, (128,)))
+    assert taken
+
+
+@pytest.mark.parametrize("name", ["causal", "no mask", "small blocks", "widest"])
+def test_the_kernels_of_all_kinds_of_sums_lower_for_a_gpu(name, monkeypatch):
+    monkeypatch.setattr(mosaic_gpu_limits, "refused_device", lambda: None)
+    monkeypatch.delattr(api, "_captured_gradients")
+    case = CASES[name]
+    arrays, floats, mask = operands(case)
+
+    def loss(floats):
+        out = px.flex_attention(
+            *arrays, score_mod=score_of(floats), block_mask=mask, enable_gqa=True,
+            implementation="mosaic_gpu",
+        )  # fmt: skip
+        return jnp.sum(out.astype(jnp.float32))
+
+    lowered = jax.jit(jax.grad(loss)).trace(floats).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("mosaic_gpu") >= 2
