@@ -60,6 +60,7 @@ class Sizes(NamedTuple):
 ALIGNED_BYTES = 1024  # at a multiple of which each array in shared memory begins
 _REDUCTIONS = 2 * 1024  # bytes in which Mosaic adds along rows
 _NEXT_TILES = ALIGNED_BYTES  # what the warpgroup that moves tells the others
+CAPTURED_LEAVES = 8  # of which a kernel makes sums, from a tile of slopes each
 _LARGEST = Sizes(3, 256, 8)  # registers shared by more warpgroups are too few
 
 
@@ -312,7 +313,8 @@ class Kernel:
         if self.name == "dq":  # delta, which it sums, and what warpgroups agree on
             known = 2 * ALIGNED_BYTES + _REDUCTIONS
         if self.name == "captured":  # and a tile whose diagonals are added
-            known += rows * (columns + 8) * 4 + 2 * ALIGNED_BYTES + _REDUCTIONS
+            known += rows * (columns + 8 + CAPTURED_LEAVES) * 4 + 2 * ALIGNED_BYTES
+            known += _REDUCTIONS
         if self.name != "backward":
             return visited + kept + known
         d_scores = min(config.groups, 2) * rows * columns * 2

@@ -40,8 +40,9 @@ from .separation import (
 DIFFERENCE = "q-k"
 """What is the same for all queries and keys of one difference has an axis of these."""
 
-# What may make a leaf of tangents. It multiplies by nothing that could be infinite
-# where a sum is 0, as that of a query that sees nothing.
+# What may make a leaf of tangents and of a sequence, a head, a query or a key. It
+# multiplies by nothing that could be infinite where a sum is 0, as that of a query that
+# sees nothing.
 _CARRIERS = MOVES | {
     *("add", "add_any", "concatenate", "convert_element_type", "copy", "dynamic_slice"),
     *("gather", "neg", "pad", "reduce_sum", "rev", "select_n", "slice", "sub"),
@@ -124,7 +125,9 @@ class Linearization:
             return here[jaxpr.outvars[0]]
 
         zeros = [jnp.zeros((), x.variable.aval.dtype) for x in leaves]
-        return jax.vjp(change, *zeros)[1](jnp.ones((), jnp.float32))
+        # What does not vary, as they do, would be summed over devices.
+        out, transpose = jax.vjp(change, *vary(zeros, varying_axes(given)))
+        return transpose(vary(jnp.ones((), jnp.float32), varying_axes(out)))
 
     @property
     def _behind_leaves(self) -> list[Any]:
@@ -188,13 +191,17 @@ def linearize(score_mod: ClosedFunction) -> Linearization:
         at = lambda *x: with_floating_captures(mod, x)(*given[count:])  # noqa: E731
         return jax.jvp(at, floating_captures(mod), given[first:count])[1]
 
-    jaxpr = first_order(tangent, (*of_captured, *of_tangents, *_SCALARS))
+    closed = first_order(tangent, (*of_captured, *of_tangents, *_SCALARS))
+    if closed.consts:
+        raise Inseparable("it has a derivative rule that captured arrays")
+    jaxpr = closed.jaxpr
     separated = separate_program(jaxpr, count, SCORE_MOD)
     tangents = _made_of(jaxpr.eqns, jaxpr.invars[first:count])
     leaves = tuple(_leaves(separated, tangents))
     for eqn in leading_to(jaxpr.eqns, [x.variable for x in leaves]):
-        name = eqn.primitive.name
-        if name not in _CARRIERS and not tangents.isdisjoint(eqn.outvars):
+        name, is_of_all = eqn.primitive.name, not separated.needs[eqn.outvars[0]]
+        is_tangent = not tangents.isdisjoint(eqn.outvars)
+        if is_tangent and not is_of_all and name not in _CARRIERS:
             raise Inseparable(f"what it captured passes through {name} before scores")
     return Linearization(score_mod, separated, leaves)
 
@@ -277,6 +284,7 @@ def _evaluate(equations: Sequence[Any], env: dict[Any, Any]) -> None:
     """Puts the results of equations where their operands are."""
     for eqn in equations:
         values = [x.val if is_literal(x) else env[x] for x in eqn.invars]
+        values = vary(values, varying_axes(values))
         env.update(zip(eqn.outvars, bind_equation(eqn, values), strict=True))
 
 

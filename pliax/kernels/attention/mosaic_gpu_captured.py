@@ -12,6 +12,7 @@ made in shared memory and written tile by tile; where no tile is visited nothing
 written, and what is found there is left out. All sums are in one order, in every run.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +29,7 @@ from pliax.core._jax import add_diagonals
 from pliax.kernels._hopper import shared_memory
 
 from .block_mask import BlockMask
-from .configs import UNIT, Config, Kernel
+from .configs import CAPTURED_LEAVES, UNIT, Kernel
 from .linearization import DIFFERENCE, Leaf, Linearization, linearize
 from .mosaic_gpu import NOTHING, Call, aligned, call_of, mods_of
 from .mosaic_gpu_columns import columns_of
@@ -53,7 +54,7 @@ from .separation import Inseparable
 
 _LANES = 128  # threads of a warpgroup, which add diagonals
 _APART = 8  # numbers between rows in shared memory
-_MOST = 2**31  # bytes of sums along diagonals, 0.1 to 0.25 for each score
+_MOST = 2**31  # bytes of sums along diagonals
 
 
 def gradients_of_captured(
@@ -119,8 +120,6 @@ def _sums(
         blocks = blocks[1], blocks[0]
     kind = Kernel("captured", (key.shape[3], value.shape[3]), blocks)
     config = kind.config(NOTHING)
-    if any(x.kind == DIFFERENCE for x in leaves):
-        _check_memory(call, config)
     loaded = {rows: config.span, other: reach(config, blocks)}
     score, mask = mods_of(call, linear.with_slopes(leaves), block_mask, loaded)
     columns = columns_of((score, mask), other, config, kind.room(config))
@@ -130,7 +129,9 @@ def _sums(
     )
     operands = _Arrays(stay, visit, known, lists or (), tuple(gradient.mods))
     diagonals = tuple(x.kind == DIFFERENCE for x in leaves)
-    found = _Captured(gradient, diagonals)(operands)
+    kernel = _Captured(gradient, diagonals)
+    _check_memory(kernel)
+    found = kernel(operands)
     return {
         leaf.variable: _by_difference(x, (call.sizes["q"], call.sizes["k"]), block_mask)
         if leaf.kind == DIFFERENCE
@@ -139,11 +140,12 @@ def _sums(
     }
 
 
-def _check_memory(call: Call, config: Config) -> None:
-    """Sums along diagonals are for each tile of each head: a share of all scores."""
-    B, H, T, S = (call.sizes[a] for a in "bhqk")
-    scores, tile = B * H * T * S, UNIT * config.columns
-    held = scores * 4 * (UNIT + config.columns) * _LANES // config.columns // tile
+def _check_memory(kernel: "_Captured") -> None:
+    """Sums along diagonals are there for each tile: 0.1 to 0.25 bytes for a score."""
+    if len(kernel.diagonals) > CAPTURED_LEAVES:
+        raise Inseparable(f"registers hold {CAPTURED_LEAVES} slopes at once")
+    diagonals = zip(kernel.shapes, kernel.diagonals, strict=True)
+    held = sum(4 * math.prod(x) for x, is_diagonal in diagonals if is_diagonal)
     if held > _MOST:
         raise Inseparable(f"sums along diagonals would take {held} bytes")
 
@@ -231,27 +233,19 @@ class _Captured:
 
     def __call__(self, arrays: _Arrays) -> list[Array]:
         leaves, tree = jax.tree.flatten(arrays)
-        config, sizes = self.gradient.config, self.gradient.call.sizes
+        config = self.gradient.config
 
         def body(refs: Any, scratch: Any) -> None:
             given = jax.tree.unflatten(tree, refs[: len(leaves)])
             _ThreadBlock(self, given, refs[len(leaves) :], _Scratch(*scratch)).run()
 
-        rows, (B, H) = self.grid.tiles * config.span, (sizes["b"], sizes["h"])
-        tiles = rows // UNIT, self.column_tiles
-        shapes = [
-            (B, H, *tiles, _LANES // config.columns, UNIT + config.columns)
-            if is_diagonal
-            else (B, H, rows)
-            for is_diagonal in self.diagonals
-        ]
         return run_kernel(
             body,
             self.scratch(arrays),
             self.grid.sizes,
             config,
             self.gradient.call.interpret,
-            out_type=[jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes],
+            out_type=[jax.ShapeDtypeStruct(x, jnp.float32) for x in self.shapes],
             has_own_barriers=not config.has_mover,
         )(*leaves)
 
@@ -275,6 +269,15 @@ class _Captured:
             [barriers(num_arrivals=1 + n) for n in (more, 0)],
             [barriers(num_arrivals=config.groups) for _ in arrays.visit],
         )
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of the sums for each leaf."""
+        config, sizes = self.gradient.config, self.gradient.call.sizes
+        rows, (B, H) = self.grid.tiles * config.span, (sizes["b"], sizes["h"])
+        of_tiles = rows // UNIT, self.column_tiles, _LANES // config.columns
+        of_diagonals = B, H, *of_tiles, UNIT + config.columns
+        return [of_diagonals if x else (B, H, rows) for x in self.diagonals]
 
     @property
     def grid(self) -> Grid:
@@ -395,7 +398,7 @@ class _Step:
         columns = self.block.scratch.columns, slot
         scores = side.product(0, slot)
         *shifts, delta = side.statistics(tile, rows, slot)
-        weights, *slopes = self.weights.with_slopes(scores, first, shifts, columns)
+        weights, *slopes = self.weights.of_mod(scores, first, shifts, columns)
         if not is_full:
             weights = self.weights.hide(first, weights, columns, met)
         d_scores = weights * (side.product(1, slot) - delta)
@@ -414,6 +417,8 @@ class _Step:
     def add_diagonals(self, n: int, x: Any, first: Any) -> None:
         """Writes the sums along the diagonals of the n-th leaf."""
         tile = self.weights.tile
+        if (is_real := tile.is_row_real()) is not None:  # rows meet others here
+            x = jnp.where(is_real, x, 0.0)
         place = [
             lax.div(i32(y), i32(m))
             for y, m in zip((tile.first, first), x.shape, strict=True)

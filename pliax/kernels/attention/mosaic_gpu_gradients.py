@@ -36,7 +36,7 @@ class Gradient:
         config: The blocks.
         rows: What its rows are: queries, "q", or keys, "k".
         blocks: Rows and columns of a mask's block; None without a mask.
-        score: `score_mod` and its slope.
+        score: `score_mod`, and its slope or what else a kernel wants of it.
         mask: `mask_mod`.
         dtype: Of the arrays.
         columns: What mods know of its columns, which comes with them.
@@ -156,12 +156,10 @@ class Weights:
         gradient = self.gradient
         if gradient.is_linear:
             return jnp.exp2(scores * gradient.exponent_factor - shifts[0]), None
-        weights, *rest = self.with_slopes(scores, first, shifts, columns)
+        weights, *rest = self.of_mod(scores, first, shifts, columns)
         return weights, rest[0] if gradient.has_slope else None
 
-    def with_slopes(
-        self, scores: Any, first: Any, shifts: Any, columns: Any
-    ) -> list[Any]:
+    def of_mod(self, scores: Any, first: Any, shifts: Any, columns: Any) -> list[Any]:
         """Weights, and what else the mod's program finds on the tile."""
         scores, rest = scores * self.gradient.call.scale, []
         if self.score is not None:

@@ -69,12 +69,12 @@ def flatten(mod: ClosedFunction) -> Any:
     def merged(*args: Any) -> Any:  # bias[b][h] reads no matrix, as bias[b, h] does not
         return evaluate(jaxpr, args[:count], args[count:])
 
-    return first_order(merged, shapes)
+    return first_order(merged, shapes).jaxpr
 
 
 def first_order(function: Callable[..., Any], shapes: Sequence[Any]) -> Any:
-    """The jaxpr of a function of arrays of these shapes, without calls."""
-    return jax.make_jaxpr(_inlined(jax.make_jaxpr(function)(*shapes)))(*shapes).jaxpr
+    """The closed jaxpr of a function of arrays of these shapes, without calls."""
+    return jax.make_jaxpr(_inlined(jax.make_jaxpr(function)(*shapes)))(*shapes)
 
 
 def conditions(jaxpr: Any) -> list[Any]:

@@ -35,6 +35,7 @@ FLOATS = {
 TERMS = {
     "number": lambda x, b, h, q, k: x["number"],
     "slopes": lambda x, b, h, q, k: x["heads"][h] * (q - k).astype(jnp.float32),
+    "of all": lambda x, b, h, q, k: (2 * jnp.exp(x["heads"]))[h],
     "rows": lambda x, b, h, q, k: x["rows"][b, q],
     "columns": lambda x, b, h, q, k: jnp.exp(x["columns"][h][k]),
     "distances": lambda x, b, h, q, k: x["table"][h, q - k + S],
@@ -126,12 +127,42 @@ def test_all_mods_of_the_library_that_learn_are_of_two_parts(name):
     assert linearize(closed).leaves
 
 
+def test_inside_shard_map_each_device_has_gradients_of_its_own():
+    """Slopes that are made of what varies are not summed over devices."""
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def gradients(rows, scores, d_scores):
+        mod = close(
+            lambda s, b, h, q, k: jnp.tanh(s * rows[b, q]) * rows[b, k], *SCALARS
+        )
+        return in_two_parts(mod, scores, d_scores)
+
+    of_all = normal(1, (2 * B, S)), *(normal(n, (2 * B, *SIZES[1:])) for n in (5, 6))
+    spec = jax.sharding.PartitionSpec("data")
+    shards = jax.shard_map(gradients, mesh=mesh, in_specs=spec, out_specs=(spec,))
+    (found,) = jax.jit(shards)(*of_all)
+    halves = ([x[n : n + B] for x in of_all] for n in (0, B))
+    wanted = jnp.concatenate([gradients(*x)[0] for x in halves])
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 @jax.custom_vjp
 def halved(x):
     return x / 2
 
 
 halved.defvjp(lambda x: (x / 2, None), lambda _, g: (g / 2,))
+
+
+def scaled(factor):
+    """A function whose derivative captures an array."""
+
+    @jax.custom_jvp
+    def cap(x):
+        return jnp.tanh(x)
+
+    cap.defjvp(lambda x, t: (cap(*x), t[0] * factor))
+    return cap
 
 
 @pytest.mark.parametrize(
@@ -146,8 +177,15 @@ halved.defvjp(lambda x: (x / 2, None), lambda _, g: (g / 2,))
         (lambda x: lambda s, b, h, q, k: s + x[h, q] @ x[h, k], "no kernel"),
         (lambda x: lambda s, b, h, q, k: s + jnp.prod(x[h, q]), "passes through"),
         (lambda x: lambda s, b, h, q, k: s + halved(x[h, q, 0]), "reverse mode alone"),
+        (
+            lambda x: lambda s, b, h, q, k: scaled(x[0, 0, 0])(s + x[h, 0, 0]),
+            "derivative rule that captured",
+        ),
     ],
-    ids=["both", "a query and a difference", "a score", "vectors", "product", "rule"],
+    ids=[
+        *("both", "a query and a difference", "a score", "vectors", "product", "rule"),
+        "a rule that captures",
+    ],
 )
 def test_what_has_no_two_parts_says_why(mod, reason):
     with pytest.raises(Inseparable, match=reason):

@@ -156,6 +156,25 @@ def test_gradients_of_captured_arrays_are_as_exact_as_those_of_the_formula(
     assert_error_rule(found, expected, golden)
 
 
+@pytest.mark.slow
+def test_queries_beyond_the_last_leave_no_trace_in_sums_by_difference():
+    """Of their scores, which are 0, the mod makes NaN."""
+    T, S = 70, 128
+    arrays = [gaussian(n, (1, x, 1, 64), jnp.bfloat16) for n, x in enumerate((T, S, S))]
+
+    def loss(table, **how):
+        out = px.flex_attention(
+            *arrays, score_mod=lambda s, b, h, i, j: s / jnp.abs(s) + table[i - j + S],
+            **how,
+        )  # fmt: skip
+        return jnp.sum(jnp.sin(out.astype(jnp.float32)))
+
+    table, options = gaussian(3, (T + S,)), {"interpret": 1}
+    found = jax.grad(loss)(table, implementation="mosaic_gpu", kernel_options=options)
+    wanted = jax.grad(loss)(table, implementation="xla")
+    assert jnp.abs(found - wanted).max() <= 0.02 * jnp.abs(wanted).max()
+
+
 def test_what_depends_on_more_than_a_difference_has_gradients_too():
     """By `xla`."""
     arrays = [gaussian(n, (1, 70, 2, 64), jnp.bfloat16) for n in range(3)]
@@ -173,9 +192,10 @@ def test_what_depends_on_more_than_a_difference_has_gradients_too():
     assert jnp.abs(found - wanted).max() <= 0.02 * jnp.abs(wanted).max()
 
 
-def test_sums_that_would_fill_the_memory_are_left_to_another_way(monkeypatch):
-    monkeypatch.setattr(mosaic_gpu_captured, "_MOST", 100)
-    arrays = [gaussian(n, (1, 64, 1, 64), jnp.bfloat16) for n in range(3)]
+@pytest.mark.parametrize(("limit", "T"), [("_MOST", 64), ("CAPTURED_LEAVES", 96)])
+def test_sums_that_would_fill_the_memory_are_left_to_another_way(limit, T, monkeypatch):
+    monkeypatch.setattr(mosaic_gpu_captured, limit, 0)
+    arrays = [gaussian(n, (1, T, 1, 64), jnp.bfloat16) for n in range(3)]
     taken = []
     monkeypatch.setattr(
         api,
@@ -185,12 +205,12 @@ def test_sums_that_would_fill_the_memory_are_left_to_another_way(monkeypatch):
 
     def loss(table):
         out = px.flex_attention(
-            *arrays, score_mod=lambda s, b, h, q, k: s + table[q - k + 64],
+            *arrays, score_mod=lambda s, b, h, q, k: s + table[q - k + T],
             implementation="mosaic_gpu", kernel_options={"interpret": 1},
         )  # fmt: skip
         return jnp.sum(out.astype(jnp.float32))
 
-    jax.make_jaxpr(jax.grad(loss))(gaussian(3, (128,)))
+    jax.make_jaxpr(jax.grad(loss))(gaussian(3, (2 * T,)))
     assert taken
 
 
