@@ -11,7 +11,7 @@ modified scores times it. The transpose of the leaves makes gradients of these s
     s + table[h, q - k + S]     leaf  d table[h, q-k+S]    slope  1   sums by difference
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -48,6 +48,11 @@ _CARRIERS = MOVES | {
     *("gather", "neg", "pad", "reduce_sum", "rev", "select_n", "slice", "sub"),
     "transpose",
 }
+# What takes elements of an array, of which each has its number up to 2^24 as a float32.
+_LOOKUPS = MOVES | {"copy", "dynamic_slice", "rev", "slice", "transpose"}
+# Pairs of a lookup and an entry: a GPU compares so many in less than 1 ms. Where there
+# are no more lookups than entries none of these may be shared.
+_COMPARED, _COMPARED_ANYWAY = 2**28, 2**22
 _SIGNS = {"add": (1, 1), "neg": (-1,), "sub": (1, -1)}  # of operands, in sums
 _COMPARISONS = ("eq", "ge", "gt", "le", "lt", "ne")
 _SCALARS = tuple(jax.ShapeDtypeStruct((), x) for x in (jnp.float32, *[jnp.int32] * 4))
@@ -143,7 +148,7 @@ class Linearization:
         return _made_of(jaxpr.eqns, jaxpr.invars[first : self.separated.captured])
 
     def gradients(
-        self, sums: Sequence[Array], sizes: dict[str, int]
+        self, sums: Sequence[Array], sizes: Mapping[str, int]
     ) -> tuple[Array, ...]:
         """Of the floating captured arrays, in at least float32.
 
@@ -151,21 +156,49 @@ class Linearization:
             sums: For each leaf, over what it has no axis of.
             sizes: Sequences, heads, queries and keys, by "bhqk".
         """
-        captured = self.score_mod.captured
         floating = floating_captures(self.score_mod)
-
-        def values(*tangents: Any) -> list[Any]:
-            given = *captured, *tangents
-            return [self._value(x, given, sizes) for x in self.leaves]
-
         zeros = [jnp.zeros(x.shape, x.dtype) for x in floating]
         zeros = vary(zeros, varying_axes(sums))
-        like, transpose = jax.vjp(values, *zeros)
-        pairs = zip(sums, like, strict=True)
-        return transpose([x.reshape(y.shape).astype(y.dtype) for x, y in pairs])
+        found, rest = list(zeros), []
+        for leaf, x in zip(self.leaves, sums, strict=True):
+            number = self._shared_by_many(leaf, x)
+            if number is None:
+                rest.append((leaf, x))
+                continue
+            places = jnp.arange(found[number].size, dtype=jnp.int32)
+            place = self._value(leaf, _in_place(zeros, number, places), sizes)
+            found[number] += _added(x, place, places).reshape(found[number].shape)
 
-    def _value(self, leaf: Leaf, given: Any, sizes: dict[str, int]) -> Array:
+        def values(*tangents: Any) -> list[Any]:
+            return [self._value(leaf, tangents, sizes) for leaf, _ in rest]
+
+        like, transpose = jax.vjp(values, *zeros)
+        pairs = zip((x for _, x in rest), like, strict=True)
+        others = transpose([x.reshape(y.shape).astype(y.dtype) for x, y in pairs])
+        return tuple(map(jnp.add, found, others))
+
+    def _shared_by_many(self, leaf: Leaf, sums: Array) -> int | None:
+        """The number of the tangent that a leaf takes elements of, which may be shared.
+
+        None if it is no such thing, or if there are very many.
+        """
+        jaxpr, first = self.separated.jaxpr, len(self.score_mod.captured)
+        tangents = jaxpr.invars[first : self.separated.captured]
+        equations = leading_to(jaxpr.eqns, [leaf.variable])
+        linear = [x for x in equations if not self._tangents.isdisjoint(x.outvars)]
+        if not {x.primitive.name for x in linear} <= _LOOKUPS:
+            return None
+        taken = {v for eqn in linear for v in variables(eqn.invars)} | {leaf.variable}
+        (number,) = (n for n, v in enumerate(tangents) if v in taken)
+        entries = tangents[number].aval.size
+        most = _COMPARED if entries < sums.size else _COMPARED_ANYWAY
+        return number if entries * sums.size <= most else None
+
+    def _value(
+        self, leaf: Leaf, tangents: Sequence[Array], sizes: Mapping[str, int]
+    ) -> Array:
         """A leaf of tangents, with its axes."""
+        given = *self.score_mod.captured, *tangents
         every = {a: jnp.arange(n, dtype=jnp.int32) for a, n in sizes.items()}
         every[DIFFERENCE] = jnp.arange(1 - sizes["k"], sizes["q"], dtype=jnp.int32)
         indices = {a: every[a] for a in leaf.axes}
@@ -266,6 +299,22 @@ def _roles(indices: dict[str, Any]) -> dict[str, Any]:
         return indices
     d = indices[DIFFERENCE]
     return indices | {"q": jnp.maximum(d, 0), "k": jnp.maximum(-d, 0)}
+
+
+# --- sums of what is looked up ---
+
+
+def _in_place(zeros: Sequence[Array], number: int, x: Array) -> list[Array]:
+    """Tangents of which one says where each of its elements is."""
+    filled = [*zeros]
+    filled[number] = x.astype(zeros[number].dtype).reshape(zeros[number].shape)
+    return filled
+
+
+def _added(sums: Array, place: Array, places: Array) -> Array:
+    """Those of each place, in an order that a GPU's scattered additions do not have."""
+    is_there = place.reshape(1, -1) == places[:, None].astype(place.dtype)
+    return jnp.sum(jnp.where(is_there, sums.reshape(1, -1), 0.0), axis=1)
 
 
 # --- programs -------------------------------------------------------------------------

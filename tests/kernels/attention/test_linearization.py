@@ -127,6 +127,22 @@ def test_all_mods_of_the_library_that_learn_are_of_two_parts(name):
     assert linearize(closed).leaves
 
 
+@pytest.mark.parametrize("name", ["number", "heads", "both ways", "buckets"])
+def test_what_many_sums_share_is_added_in_one_order(name):
+    """A GPU scatters additions in none."""
+
+    def term(x, b, h, q, k):
+        return x["heads"][h // H] if name == "heads" else TERMS[name](x, b, h, q, k)
+
+    mod = close(lambda s, b, h, q, k: s + term(FLOATS, b, h, q, k), *SCALARS)
+    linear, sizes = linearize(mod), dict(zip("bhqk", SIZES, strict=True))
+    (leaf,) = linear.leaves
+    count = {"h": H, DIFFERENCE: T + S - 1}
+    sums = jnp.zeros([count[a] for a in leaf.axes])
+    found = jax.make_jaxpr(lambda x: linear.gradients([x], sizes))(sums)
+    assert "scatter" not in str(found)
+
+
 def test_inside_shard_map_each_device_has_gradients_of_its_own():
     """Slopes that are made of what varies are not summed over devices."""
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
