@@ -188,7 +188,12 @@ class _ForeignEntry:
 
 
 def run(
-    cases: Iterable[Case], *, samples: int, output: Path, calls: int = 1
+    cases: Iterable[Case],
+    *,
+    samples: int,
+    output: Path,
+    calls: int = 1,
+    key: Callable[[dict[str, Any]], Any] | None = None,
 ) -> dict[str, Any]:
     """Measure every case, write the record to ``output`` and return it.
 
@@ -198,11 +203,15 @@ def run(
         output: The JSON file.
         calls: Of a sample at most, queued one after another: several on a GPU, which a
             training loop keeps busy while Python starts the next.
+        key: What a row is about, if a run may be a part of what the file has: `merged`.
     """
     rows: list[dict[str, Any]] = []
-    record = {**environment_record(), "is_complete": False, "rows": rows}
+    started = environment_record()
+    record = {**started, "is_complete": False, "rows": rows}
     for case in cases:
         rows += _measure(case, samples, calls)
+        if key is not None:
+            record |= merged(output, started, rows, key)
         write(record, output)
     record["is_complete"] = True
     write(record, output)

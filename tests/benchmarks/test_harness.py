@@ -88,6 +88,21 @@ def test_parts_of_one_tree_and_device_are_merged(other, tmp_path):
     assert commands == (["c2"] if other else ["c1", "c2"]) and found["command"] == "c2"
 
 
+def test_runs_of_parts_leave_one_complete_file(tmp_path):
+    output = tmp_path / "record.json"
+
+    def part(*names):
+        zero = harness.Rival("zero", jnp.zeros_like, (jnp.ones(2),))
+        cases = [harness.Case(name, lambda: np.zeros(2), (zero,)) for name in names]
+        return harness.run(cases, samples=1, output=output, key=lambda row: row["case"])
+
+    part("a", "b")
+    assert part("b", "c") == json.loads(output.read_text())
+    found = json.loads(output.read_text())
+    assert [row["case"] for row in found["rows"]] == ["a", "b", "c"]
+    assert found["is_complete"]
+
+
 def test_every_row_has_an_error_and_all_its_samples(quick_record):
     assert {row["rival"] for row in quick_record["rows"]} >= {"pliax", "optax"}
     for row in quick_record["rows"]:
