@@ -2,7 +2,7 @@
 
     XLA_PYTHON_CLIENT_PREALLOCATE=false python benchmarks/bench_attention_learned.py
 
-Forward and backward of four causal programs, with and without gradients of what their
+Forward and backward of five causal programs, with and without gradients of what their
 score_mod captured: 16 heads, bfloat16, batch 4. `pliax` is its default, `pliax xla`
 what runs elsewhere, `formula` the same in bfloat16 over whole scores, head by head, and
 `torch flex` torch's compiled flex_attention, with the options that it finds where its
@@ -14,7 +14,7 @@ learned gradient, or, without, of dq of one head. `--programs`, `--lengths` and
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ PROGRAMS = {
     "distances": lambda c, table, S: lambda s, b, h, q, k: s + c[h, q - k + S],
     "buckets": lambda c, table, S: lambda s, b, h, q, k: s + c[table[q - k + S], h],
     "keys": lambda c, table, S: lambda s, b, h, q, k: s + c[h, k],
+    "pairs": lambda c, table, S: lambda s, b, h, q, k: s + c[h, q, k],
 }
 
 
@@ -67,7 +68,7 @@ class Workload:
         """Of the case."""
         return self.program if self.is_learned else f"{self.program}, not learned"
 
-    @property
+    @cached_property
     def captured(self) -> np.ndarray:
         """The floats that the mod captures."""
         shapes = {
@@ -75,9 +76,10 @@ class Workload:
             "distances": (self.H, 2 * self.S),
             "buckets": (BUCKETS, self.H),
             "keys": (self.H, self.S),
+            "pairs": (self.H, self.S, self.S),
         }
-        drawn = np.random.default_rng(1).normal(size=shapes[self.program])
-        return np.abs(0.1 * drawn).astype(np.float32)
+        rng, shape = np.random.default_rng(1), shapes[self.program]
+        return np.abs(0.1 * rng.standard_normal(shape, np.float32))
 
     def arrays(self) -> list[jax.Array]:
         """q, k, v and the output's cotangent."""
@@ -116,14 +118,17 @@ def ours(workload: Workload, implementation: str | None) -> Any:
 
 
 def formula(workload: Workload) -> Any:
-    """Each step in the dtype of the arrays, one head of one sequence after another."""
+    """Steps in the dtype of the arrays, one head of one sequence after another.
+
+    What is captured has its own dtype, in which its gradients are scattered.
+    """
     S, table = workload.S, jnp.asarray(workload.table())
 
     @jax.checkpoint
     def head(at: Any, q: Any, k: Any, v: Any, captured: Any) -> Any:
         b, h = at
         q, k, v = (x[b, :, h] for x in (q, k, v))
-        mod = PROGRAMS[workload.program](captured.astype(q.dtype), table, S)
+        mod = PROGRAMS[workload.program](captured, table, S)
         row, column = jnp.arange(S)[:, None], jnp.arange(S)[None]
         s = (q @ k.T) * jnp.asarray(workload.D**-0.5, q.dtype)
         s = mod(s, b, h, row, column).astype(q.dtype)

@@ -199,7 +199,7 @@ def run(
 
     Args:
         cases: What is measured; one whose arrays are large is made when it is its turn.
-        samples: Of each rival, which take turns.
+        samples: Of each rival, which take turns; of slow ones fewer, in 20 s.
         output: The JSON file.
         calls: Of a sample at most, queued one after another: several on a GPU, which a
             training loop keeps busy while Python starts the next.
@@ -233,15 +233,14 @@ def _measure(case: Case, samples: int, calls: int) -> list[dict[str, Any]]:
     entries += [_ForeignEntry(rival) for rival in case.foreign()]
     errors = [entry_errors(entry, golden) for entry in entries]  # and a warm-up
     queues = [_queue(entry, calls) for entry in entries]
-    turns = [
-        [entry.sample(n) for entry, n in zip(entries, queues, strict=True)]
-        for _ in range(samples)
-    ]
+    times: list[list[float]] = [[] for _ in entries]
+    for _ in range(samples):
+        for entry, n, mine in zip(entries, queues, times, strict=True):
+            if sum(mine) * n < _LONG_MS:
+                mine.append(entry.sample(n))
     rows = [
-        table_row(case, entry, error, times)
-        for entry, error, times in zip(
-            entries, errors, zip(*turns, strict=True), strict=True
-        )
+        table_row(case, entry, error, mine)
+        for entry, error, mine in zip(entries, errors, times, strict=True)
     ]
     for row in rows:
         _report(row)
@@ -265,6 +264,7 @@ def kernel_summary(timings: list[tuple[str, float]], times: int) -> dict[str, An
 
 
 _LONG_ENOUGH_MS = 400  # for a sample: a queue of slow calls gains nothing
+_LONG_MS = 20_000  # of all samples of a rival, after which there are no more
 
 
 def _queue(entry: Any, calls: int) -> int:
@@ -329,7 +329,7 @@ def table_row(
     case: Case,
     entry: _Entry | _ForeignEntry,
     errors: tuple[float, float],
-    times: tuple[float, ...],
+    times: Sequence[float],
 ) -> dict[str, Any]:
     """One rival of one case, as the JSON holds it."""
     return {

@@ -7,8 +7,12 @@ off (`lookups`), floats may be wider than they were traced, and operands may var
 axes of a `jax.shard_map` that the trace did not know.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, use_abstract_mesh
 
 from . import lookups
 from ._jax import bind_equation, is_pvary
@@ -20,6 +24,21 @@ CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
 # What only moves elements, or casts: exact in the dtype of a wider operand as well.
 _MOVES = {"broadcast_in_dim", "convert_element_type", "copy", "dynamic_slice", "gather"}
 _MOVES |= {"reshape", "rev", "slice", "squeeze", "transpose"}
+
+
+@contextmanager
+def at_trace_time() -> Iterator[None]:
+    """What is computed of values at hand, now, whoever traces.
+
+    Who calls may have a mesh, which is not meant for this, and a guard against
+    transfers that nobody asked for: these are asked for.
+    """
+    with (
+        jax.ensure_compile_time_eval(),
+        use_abstract_mesh(AbstractMesh((), ())),
+        jax.transfer_guard("allow"),
+    ):
+        yield
 
 
 def evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:

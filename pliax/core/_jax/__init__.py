@@ -57,7 +57,7 @@ from .mosaic_gpu import (
     await_warps as await_warps,
     load_elements as load_elements,
     settle as settle,
-    store_rows as store_rows,
+    store_registers as store_registers,
     take_number as take_number,
     vote_not_finite as vote_not_finite,
 )

@@ -116,20 +116,20 @@ def add_diagonals(tile: Any, layout: Any, memory: Any, out: Any) -> None:
     add(tile, memory, out)
 
 
-def store_rows(ref: Any, rows: Any) -> None:
+def store_registers(ref: Any, numbers: Any) -> None:
     """In a Mosaic GPU kernel: writes registers to an array in global memory.
 
     Args:
-        ref: The array, of one dimension, which may lie in strides.
-        rows: As many numbers of its dtype.
+        ref: The array, rows or a tile, which may lie in strides.
+        numbers: As many, of its dtype.
     """
     import jax.experimental.pallas.mosaic_gpu as plgpu
 
     store = getattr(plgpu, "store", None)  # since 0.12, which refuses the other form
     if store is None:
-        ref[...] = rows
+        ref[...] = numbers
     else:
-        store(ref, rows, optimized=False)
+        store(ref, numbers, optimized=False)
 
 
 def take_number(counter: Any, to: Any, start: int) -> None:

@@ -3,12 +3,14 @@
     linearize : score_mod  ->  leaves, slopes;  dm = sum_n slope_n(s, b, h, q, k) leaf_n
 
 A leaf is what tangents of captured arrays become outside of a kernel: one number a
-query, one a key, or one for each difference of both, of each head. What depends on
-more is a slope: a kernel computes it, and adds up for each leaf the gradients of the
-modified scores times it. The transpose of the leaves makes gradients of these sums:
+query, one a key, one for each difference of both, or one a pair, of each head. What
+depends on more is a slope: a kernel computes it, and adds up for each leaf the
+gradients of the modified scores times it. The transpose of the leaves makes gradients
+of these sums:
 
     s - slopes[h] * (q - k)     leaf  d slopes[h]          slope  k - q    sums by query
     s + table[h, q - k + S]     leaf  d table[h, q-k+S]    slope  1   sums by difference
+    s + bias[h, q, k]           leaf  d bias[h, q, k]      slope  1        none: by pair
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +28,7 @@ from pliax.core.jaxprs import ClosedFunction, Program
 from pliax.core.manual_axes import vary, varying_axes
 
 from .derivatives import floating_captures, with_floating_captures
+from .lookup_slices import LookupSlice, slice_of_lookup
 from .normalization import first_order
 from .separation import (
     MOVES,
@@ -39,6 +42,8 @@ from .separation import (
 
 DIFFERENCE = "q-k"
 """What is the same for all queries and keys of one difference has an axis of these."""
+PAIR = "qk"
+"""What has one for each query and key has axes of both."""
 
 # What may make a leaf of tangents and of a sequence, a head, a query or a key. It
 # multiplies by nothing that could be infinite where a sum is 0, as that of a query that
@@ -72,10 +77,12 @@ class Leaf:
 
     @property
     def kind(self) -> str:
-        """What a head's sums are by: "q", "k" or DIFFERENCE.
+        """What a head's sums are by: "q", "k", DIFFERENCE or PAIR.
 
         They are by query, too, where a head has one.
         """
+        if {*PAIR} <= {*self.axes}:
+            return PAIR
         return next((x for x in ("k", DIFFERENCE) if x in self.axes), "q")
 
 
@@ -162,7 +169,7 @@ class Linearization:
         found, rest = list(zeros), []
         for leaf, x in zip(self.leaves, sums, strict=True):
             number = self._shared_by_many(leaf, x)
-            if number is None:
+            if number is None or self._slice(leaf, sizes):
                 rest.append((leaf, x))
                 continue
             places = jnp.arange(found[number].size, dtype=jnp.int32)
@@ -198,19 +205,30 @@ class Linearization:
         self, leaf: Leaf, tangents: Sequence[Array], sizes: Mapping[str, int]
     ) -> Array:
         """A leaf of tangents, with its axes."""
-        given = *self.score_mod.captured, *tangents
-        every = {a: jnp.arange(n, dtype=jnp.int32) for a, n in sizes.items()}
-        every[DIFFERENCE] = jnp.arange(1 - sizes["k"], sizes["q"], dtype=jnp.int32)
-        indices = {a: every[a] for a in leaf.axes}
+        given, ranges = (*self.score_mod.captured, *tangents), _ranges(leaf, sizes)
+        indices = {
+            a: jnp.arange(x.start, x.stop, dtype=jnp.int32) for a, x in ranges.items()
+        }
+        if found := self._slice(leaf, sizes):
+            array = self.separated.makers[leaf.variable].invars[0]
+            own = {a: indices[a] for a in found.own}
+            whole = outside(self.separated, given, array, own, _roles)
+            return found.of(whole, {a: len(x) for a, x in ranges.items()})
         return outside(self.separated, given, leaf.variable, indices, _roles)
+
+    def _slice(self, leaf: Leaf, sizes: Mapping[str, int]) -> LookupSlice | None:
+        """The elements that it is, where they lie one behind the other."""
+        if leaf.kind not in (DIFFERENCE, PAIR):
+            return None
+        lookup, ranges = self.separated.makers[leaf.variable], _ranges(leaf, sizes)
+        return slice_of_lookup(self.separated, lookup, ranges, _roles)
 
 
 def linearize(score_mod: ClosedFunction) -> Linearization:
     """The leaves and slopes of a mod that captured floating arrays.
 
     Raises:
-        Inseparable: If tangents become what is there for each score, or what no kernel
-            computes.
+        Inseparable: If tangents become what no kernel computes.
     """
     captured, floating = score_mod.captured, floating_captures(score_mod)
     if _has_custom_vjp(score_mod.program.jaxpr):
@@ -255,12 +273,14 @@ def _leaves(separated: Separated, tangents: set[Any]) -> list[Leaf]:
 
 
 def _axes_of_element(separated: Separated, eqn: Any) -> tuple[str, ...]:
-    """Of what is looked up by the difference of a query and a key."""
+    """Of what is looked up by a query and a key, or by their difference."""
+    asked = frozenset().union(*(separated.needs[v] for v in variables(eqn.invars)))
+    if "s" in asked:
+        raise Inseparable("it looks up what scores choose")
     growth = _growth(separated)
-    if any(growth[v] != 0 for v in variables(eqn.invars[1:])):
-        raise Inseparable("it looks up what depends on more than a difference")
-    asked = [separated.needs[v] for v in variables(eqn.invars)]
-    return (*(a for a in "bh" if any(a in x for x in asked)), DIFFERENCE)
+    is_shared = all(growth[v] == 0 for v in variables(eqn.invars[1:]))
+    last = (DIFFERENCE,) if is_shared else (*PAIR,)
+    return *(a for a in "bh" if a in asked), *last
 
 
 def _growth(separated: Separated) -> dict[Any, int | None]:
@@ -291,6 +311,13 @@ def _grown(eqn: Any, given: Sequence[int | None]) -> int | None:
         return 0
     signs = _SIGNS.get(name)
     return signs and sum(n * x for n, x in zip(signs, steps, strict=True))
+
+
+def _ranges(leaf: Leaf, sizes: Mapping[str, int]) -> dict[str, range]:
+    """The values of a leaf's axes."""
+    every = {a: range(n) for a, n in sizes.items()}
+    every[DIFFERENCE] = range(1 - sizes["k"], sizes["q"])
+    return {a: every[a] for a in leaf.axes}
 
 
 def _roles(indices: dict[str, Any]) -> dict[str, Any]:

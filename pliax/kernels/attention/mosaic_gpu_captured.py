@@ -2,18 +2,20 @@
 
 A kernel computes the gradients of modified scores tile by tile, and adds up what they
 are times each slope (`linearization`): for each query, for each key, or for each
-difference of the two. XLA makes gradients of captured arrays of these sums.
+difference of the two; for each pair they are written as they are. XLA makes gradients
+of captured arrays of these sums.
 
     p = exp(s - maximum - log sum),  ds = p (do v - delta),  sums of ds dm/dleaf
 
 Rows are queries, or keys for sums by key: those of one query head, also where heads
 share keys. A row's sums are in registers. Those along the diagonals of each tile are
-made in shared memory and written tile by tile; where no tile is visited nothing is
-written, and what is found there is left out. All sums are in one order, in every run.
+made in shared memory and written tile by tile, and so are pairs; where no tile is
+visited nothing is written, and what is found there is left out. All sums are in one
+order, in every run.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,12 +27,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from pliax.core._jax import add_diagonals
+from pliax.core._jax import add_diagonals, store_registers
+from pliax.core.manual_axes import vary, varying_axes
 from pliax.kernels._hopper import shared_memory
 
 from .block_mask import BlockMask
 from .configs import CAPTURED_LEAVES, UNIT, Kernel
-from .linearization import DIFFERENCE, Leaf, Linearization, linearize
+from .linearization import DIFFERENCE, PAIR, Leaf, Linearization, linearize
 from .mosaic_gpu import NOTHING, Call, aligned, call_of, mods_of
 from .mosaic_gpu_columns import columns_of
 from .mosaic_gpu_copies import await_copies_read, await_other_warps
@@ -50,11 +53,12 @@ from .mosaic_gpu_tiles import (
 from .mosaic_gpu_visits import Visits, reach
 from .row_statistics import statistics
 from .separation import Inseparable
+from .tile_sums import by_difference, by_pair, over_axes, visited
 
 
 _LANES = 128  # threads of a warpgroup, which add diagonals
 _APART = 8  # numbers between rows in shared memory
-_MOST = 2**31  # bytes of sums along diagonals
+_MOST = 2**31  # bytes of what is written tile by tile
 
 
 def gradients_of_captured(
@@ -87,17 +91,10 @@ def gradients_of_captured(
     padded = tuple(aligned(x) for x in (*arrays, d_out))
     known = statistics(False, whole_tiles(call), results, cotangents)
     given = call, linear, padded, block_mask, known
-    by_query = *linear.of_kind("q"), *linear.of_kind(DIFFERENCE)
+    by_query = [x for x in linear.leaves if x.kind != "k"]
     sums = _sums("q", by_query, *given) | _sums("k", linear.of_kind("k"), *given)
-    found = [_over_axes(x, sums[x.variable]) for x in linear.leaves]
+    found = [sums[x.variable] for x in linear.leaves]
     return linear.gradients(found, call.sizes)
-
-
-def _over_axes(leaf: Leaf, sums: Float[Array, "B H N"]) -> Array:
-    """Over the sequences, heads and queries that share a leaf."""
-    last = {"q", "k", DIFFERENCE} & set(leaf.axes)
-    are_kept = "b" in leaf.axes, "h" in leaf.axes, bool(last)
-    return jnp.sum(sums, [n for n, is_kept in enumerate(are_kept) if not is_kept])
 
 
 def _sums(
@@ -108,8 +105,8 @@ def _sums(
     arrays: tuple[Array, ...],
     block_mask: BlockMask | None,
     known: tuple[Array, ...],
-) -> dict[Any, Float[Array, "B H N"]]:
-    """Those of leaves, by a kernel with queries or keys as its rows."""
+) -> dict[Any, Float[Array, "..."]]:
+    """Those of leaves, with their axes, by a kernel whose rows are queries or keys."""
     if not leaves:
         return {}
     query, key, value, d_out = arrays
@@ -128,69 +125,72 @@ def _sums(
         call, config, rows, blocks, score, mask, query.dtype, columns, of_each_head=True
     )
     operands = _Arrays(stay, visit, known, lists or (), tuple(gradient.mods))
-    diagonals = tuple(x.kind == DIFFERENCE for x in leaves)
-    kernel = _Captured(gradient, diagonals)
-    _check_memory(kernel)
-    found = kernel(operands)
-    return {
-        leaf.variable: _by_difference(x, (call.sizes["q"], call.sizes["k"]), block_mask)
-        if leaf.kind == DIFFERENCE
-        else x[..., : call.sizes[rows]]
-        for leaf, x in zip(leaves, found, strict=True)
-    }
+    kernel = _in_parts(gradient, tuple(x.kind for x in leaves))
+    tiles = kernel.grid.tiles * config.groups, kernel.column_tiles
+    is_visited = block_mask and visited(block_mask, tiles, config.columns)
+
+    def of_part(first: Array | None) -> list[Array]:
+        here = kernel.of_part(is_visited, first)
+        together = {
+            DIFFERENCE: partial(by_difference, call.sizes, is_visited=here),
+            PAIR: partial(by_pair, call.sizes, is_visited=here),
+            rows: lambda x: x[..., : call.sizes[rows]],
+        }
+        found = kernel(operands._replace(first=() if first is None else (first,)))
+        return [
+            over_axes(leaf, together[leaf.kind](x))
+            for leaf, x in zip(leaves, found, strict=True)
+        ]
+
+    found = _over_parts(of_part, kernel, leaves, varying_axes(operands))
+    return {x.variable: sums for x, sums in zip(leaves, found, strict=True)}
 
 
-def _check_memory(kernel: "_Captured") -> None:
-    """Sums along diagonals are there for each tile: 0.1 to 0.25 bytes for a score."""
-    if len(kernel.diagonals) > CAPTURED_LEAVES:
-        raise Inseparable(f"registers hold {CAPTURED_LEAVES} slopes at once")
-    diagonals = zip(kernel.shapes, kernel.diagonals, strict=True)
-    held = sum(4 * math.prod(x) for x, is_diagonal in diagonals if is_diagonal)
-    if held > _MOST:
-        raise Inseparable(f"sums along diagonals would take {held} bytes")
+def _in_parts(gradient: Gradient, kinds: tuple[str, ...]) -> "_Captured":
+    """The kernel, of as many sequences at once as memory is to hold.
 
-
-def _by_difference(
-    found: Float[Array, "B H R C P E"],
-    lengths: tuple[int, int],
-    mask: BlockMask | None,
-) -> Float[Array, "B H N"]:
-    """The sums along diagonals of tiles, put together: from key S - 1 to query T - 1.
-
-    Args:
-        found: The e-th of the tile in row r and column c is that of the difference
-            64 r - N (c + 1) + e + 1, of tiles of 64 rows and N columns; P are added.
-        lengths: Queries and keys.
-        mask: Says which tiles are visited; None for all.
+    Of each tile sums along diagonals are there, 0.1 to 0.25 bytes for a score, or all
+    pairs, 4 bytes. Offsets of elements are below 2^31, too.
     """
-    (T, S), N = lengths, found.shape[5] - UNIT
-    if mask is not None:
-        is_visited = _visited(mask, (found.shape[2], found.shape[3]), N)
-        found = jnp.where(is_visited[..., None, None], found, 0)
-    found = jnp.flip(jnp.sum(found, axis=4), axis=3)
-    B, H, R, C, _ = found.shape
-    first, rest = found[..., :N], found[..., N:]
-    rest = jnp.pad(rest, [(0, 0)] * 4 + [(0, N - UNIT)])
-    before, behind = [(0, 0)] * 3 + [(N, 0)], [(0, 0)] * 3 + [(0, N)]
-    lines = jnp.pad(first.reshape(B, H, R, -1), behind)
-    lines += jnp.pad(rest.reshape(B, H, R, -1), before)
-    # A row begins 64 behind the one before: so it does in rows that are 64 shorter.
-    length = N * (C + 1) + UNIT * (R - 1)
-    lines = jnp.pad(lines, [(0, 0)] * 3 + [(0, length + UNIT - lines.shape[3])])
-    lines = lines.reshape(B, H, -1)[..., : R * length].reshape(B, H, R, length)
-    start = N * C - S
-    return jnp.sum(lines, axis=2)[..., start : start + T + S - 1]
+    if len(kinds) > CAPTURED_LEAVES:
+        raise Inseparable(f"registers hold {CAPTURED_LEAVES} slopes at once")
+    B = gradient.call.sizes["b"]
+    for parts in (n for n in range(1, B + 1) if B % n == 0):
+        kernel = _Captured(gradient, kinds, parts)
+        shapes = zip(kernel.shapes, kinds, strict=True)
+        held = sum(4 * math.prod(x) for x, kind in shapes if kind in (DIFFERENCE, PAIR))
+        if held <= _MOST:
+            return kernel
+    raise Inseparable("what is there for each tile of a sequence is more than 2 GiB")
 
 
-def _visited(mask: BlockMask, tiles: tuple[int, int], columns: int) -> Array:
-    """Which tiles are visited, of so many rows and columns of tiles."""
-    found = mask.to_dense() != 0
-    for axis, (n, size) in enumerate(zip(tiles, (UNIT, columns), strict=True), 2):
-        found = jnp.repeat(found, mask.block_size[axis - 2] // size, axis=axis)
-        missing = max(0, n - found.shape[axis])
-        widths = [(0, missing if a == axis else 0) for a in range(found.ndim)]
-        found = lax.slice_in_dim(jnp.pad(found, widths), 0, n, axis=axis)
-    return found
+def _over_parts(
+    of_part: Callable[[Array | None], list[Array]],
+    kernel: "_Captured",
+    leaves: Sequence[Leaf],
+    varying: frozenset[str],
+) -> list[Array]:
+    """What all sequences have, of what is made for some, from the `first` of these."""
+    if kernel.parts == 1:
+        return of_part(None)
+
+    def step(totals: list[Array], first: Array) -> tuple[list[Array], list[Array]]:
+        pairs = list(zip(leaves, of_part(first), strict=True))
+        shared = [x for leaf, x in pairs if "b" not in leaf.axes]
+        return list(map(jnp.add, totals, shared)), [
+            x for leaf, x in pairs if "b" in leaf.axes
+        ]
+
+    firsts = jnp.arange(kernel.parts, dtype=jnp.int32)[:, None] * kernel.grid.batch
+    like = jax.eval_shape(of_part, firsts[0])
+    zeros = [
+        jnp.zeros(x.shape, x.dtype)
+        for leaf, x in zip(leaves, like, strict=True)
+        if "b" not in leaf.axes
+    ]
+    totals, own = lax.scan(step, vary(zeros, varying), vary(firsts, varying))
+    left = iter(totals), (x.reshape(-1, *x.shape[2:]) for x in own)
+    return [next(left["b" in leaf.axes]) for leaf in leaves]
 
 
 class _Arrays(NamedTuple):
@@ -202,6 +202,7 @@ class _Arrays(NamedTuple):
         statistics: Of each query.
         lists: Of the mask; or ().
         mods: What mods are given.
+        first: The number of the first sequence of a part; or ().
     """
 
     stay: Any
@@ -209,6 +210,7 @@ class _Arrays(NamedTuple):
     statistics: Any
     lists: Any
     mods: Any
+    first: Any = ()
 
 
 @dataclass(frozen=True)
@@ -226,10 +228,14 @@ class _Scratch:
 
 @dataclass(frozen=True)
 class _Captured:
-    """The kernel; for each leaf `diagonals` says whether its sums are along these."""
+    """The kernel, for one of so many `parts` of all sequences.
+
+    For each leaf `kinds` says what its sums are by.
+    """
 
     gradient: Gradient
-    diagonals: tuple[bool, ...]
+    kinds: tuple[str, ...]
+    parts: int = 1
 
     def __call__(self, arrays: _Arrays) -> list[Array]:
         leaves, tree = jax.tree.flatten(arrays)
@@ -263,8 +269,8 @@ class _Captured:
             [smem(config.stages, config.columns, x.shape[3]) for x in arrays.visit],
             [floats((config.stages, config.columns)) for _ in known],
             gradient.columns.scratch(),
-            floats((config.groups, len(self.diagonals), config.rows)),
-            floats(tile) if any(self.diagonals) else (),
+            floats((config.groups, len(self.kinds), config.rows)),
+            floats(tile) if DIFFERENCE in self.kinds else (),
             plgpu.Barrier(num_arrivals=2, num_barriers=config.groups),
             [barriers(num_arrivals=1 + n) for n in (more, 0)],
             [barriers(num_arrivals=config.groups) for _ in arrays.visit],
@@ -274,17 +280,26 @@ class _Captured:
     def shapes(self) -> list[tuple[int, ...]]:
         """Of the sums for each leaf."""
         config, sizes = self.gradient.config, self.gradient.call.sizes
-        rows, (B, H) = self.grid.tiles * config.span, (sizes["b"], sizes["h"])
-        of_tiles = rows // UNIT, self.column_tiles, _LANES // config.columns
-        of_diagonals = B, H, *of_tiles, UNIT + config.columns
-        return [of_diagonals if x else (B, H, rows) for x in self.diagonals]
+        rows, (B, H) = self.grid.tiles * config.span, (self.grid.batch, sizes["h"])
+        R, C, N = rows // UNIT, self.column_tiles, config.columns
+        shapes = {
+            DIFFERENCE: (B, H, R, C, _LANES // N, UNIT + N),
+            PAIR: (B, H, R, UNIT, C, N),
+        }
+        return [shapes.get(kind, (B, H, rows)) for kind in self.kinds]
 
     @property
     def grid(self) -> Grid:
-        """Thread blocks for the rows of each query head."""
+        """Thread blocks for the rows of each query head of a part."""
         sizes, config = self.gradient.call.sizes, self.gradient.config
-        tiles = -(-sizes[self.gradient.rows] // config.span)
-        return Grid(sizes["b"], sizes["h"], tiles, config.gathers_heads)
+        tiles, batch = -(-sizes[self.gradient.rows] // config.span), sizes["b"]
+        return Grid(batch // self.parts, sizes["h"], tiles, config.gathers_heads)
+
+    def of_part(self, x: Array | None, first: Array | None) -> Array | None:
+        """The sequences of a part, of an array that has all, or one for all."""
+        if x is None or first is None or x.shape[0] == 1:
+            return x
+        return lax.dynamic_slice_in_dim(x, first[0], self.grid.batch)
 
     @property
     def column_tiles(self) -> int:
@@ -307,6 +322,8 @@ class _ThreadBlock:
     def run(self) -> None:
         config, side = self.side.gradient.config, self.side
         b, h, tile = self.kernel.grid.place()
+        if self.arrays.first:
+            b = b + self.arrays.first[0][0]
         group, first = lax.axis_index("wg"), tile * config.span
         compute, move = config.registers
         if not config.has_mover:
@@ -322,6 +339,10 @@ class _ThreadBlock:
         def _() -> None:
             plgpu.set_max_registers(move, action="decrease")
             side.move(b, h, first)
+
+    def in_part(self, b: Any) -> Any:
+        """The number in this part of a sequence."""
+        return b - self.arrays.first[0][0] if self.arrays.first else b
 
     @property
     def side(self) -> OneSide:
@@ -345,10 +366,10 @@ class _ThreadBlock:
         step = _Step(self, group, visits, Weights(gradient, tile, *mods))
         known = self.row_statistics(b, h, mine)
         full, partly = (partial(step, known, x) for x in (True, False))
-        sums = [zeros(config.rows) for x in self.kernel.diagonals if not x]
+        sums = [zeros(config.rows) for x in self.kernel.kinds if x == gradient.rows]
         sums = lax.fori_loop(i32(0), visits.full, full, sums)
         sums = lax.fori_loop(visits.full, visits.total, partly, sums)
-        self.store(group, (b, h, pl.ds(mine, config.rows)), sums)
+        self.store(group, (self.in_part(b), h, pl.ds(mine, config.rows)), sums)
 
     def load(self, group: Any, b: Any, h: Any, first: Any) -> None:
         """A warpgroup's rows of what stays."""
@@ -370,9 +391,9 @@ class _ThreadBlock:
 
     def store(self, group: Any, at: Any, sums: Sequence[Any]) -> None:
         """A warpgroup's sums over rows."""
-        outputs = zip(self.outputs, self.kernel.diagonals, strict=True)
-        of_rows = [out for out, is_diagonal in outputs if not is_diagonal]
         gradient = self.kernel.gradient
+        outputs = zip(self.outputs, self.kernel.kinds, strict=True)
+        of_rows = [out for out, kind in outputs if kind == gradient.rows]
         await_other_warps(gradient.config, gradient.call.interpret)
         for n, (x, out) in enumerate(zip(sums, of_rows, strict=True)):
             buffer = self.scratch.sums.at[group, n]
@@ -384,7 +405,7 @@ class _ThreadBlock:
 
 @dataclass(frozen=True)
 class _Step:
-    """One visit, which adds to the sums of the rows, or writes those of diagonals."""
+    """One visit, which adds to the sums of the rows, or writes those of its tile."""
 
     block: _ThreadBlock
     group: Any
@@ -408,22 +429,28 @@ class _Step:
         for n, slope in enumerate(slopes):
             # Of what is hidden the slope, or a value, may be anything.
             x = jnp.where(weights == 0, 0.0, d_scores * slope)
-            if kernel.diagonals[n]:
-                self.add_diagonals(n, x, first)
+            if kernel.kinds[n] in (DIFFERENCE, PAIR):
+                self.write(n, x, first)
             else:
                 found.append(next(left) + x.sum(axis=1))
         return found
 
-    def add_diagonals(self, n: int, x: Any, first: Any) -> None:
-        """Writes the sums along the diagonals of the n-th leaf."""
+    def write(self, n: int, x: Any, first: Any) -> None:
+        """What there is of a tile for the n-th leaf."""
+        tile, out = self.weights.tile, self.block.outputs[n]
+        starts = zip((tile.first, first), x.shape, strict=True)
+        row, column = (lax.div(i32(at), i32(size)) for at, size in starts)
+        place = self.block.in_part(tile.b), tile.h, row
+        if self.block.kernel.kinds[n] == DIFFERENCE:
+            self.add_diagonals(x, out.at[(*place, column)])
+        else:
+            store_registers(out.at[(*place, slice(None), column)], x)
+
+    def add_diagonals(self, x: Any, out: Any) -> None:
+        """Writes the sums along the diagonals of a tile."""
         tile = self.weights.tile
         if (is_real := tile.is_row_real()) is not None:  # rows meet others here
             x = jnp.where(is_real, x, 0.0)
-        place = [
-            lax.div(i32(y), i32(m))
-            for y, m in zip((tile.first, first), x.shape, strict=True)
-        ]
-        out = self.block.outputs[n].at[(tile.b, tile.h, *place)]
         if not tile.interpret:
             memory = self.block.scratch.tiles.at[self.group]
             add_diagonals(x, TILE, memory, out)

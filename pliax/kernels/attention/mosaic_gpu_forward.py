@@ -13,7 +13,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from pliax.core._jax import store_rows, take_number
+from pliax.core._jax import store_registers, take_number
 
 from .mosaic_gpu_copies import (
     await_copies,
@@ -385,7 +385,7 @@ class ThreadBlock:
         if self.kernel.is_inference:
             (b, h, first), rows, log_sum = place, self.kernel.config.rows, rest
             for ref, x in zip(self.outputs[1:], (top + log_sum, top), strict=True):
-                store_rows(ref.at[b, pl.ds(first, rows), h], x)
+                store_registers(ref.at[b, pl.ds(first, rows), h], x)
             self.put(group, place, out)
             return
         self.put(group, place, out, top, rest)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from pliax.core._jax import store_rows
+from pliax.core._jax import store_registers
 
 from .mosaic_gpu_tiles import ROW, i32
 from .row_statistics import LOG2E
@@ -85,7 +85,7 @@ def _merge_row(group: int, *refs: Any) -> None:
     row = b, lax.div(h, i32(group)), t * i32(group) + lax.rem(h, i32(group))
     acc, top, total = _sum(parts, row)
     some = jnp.where(total == 0, 1.0, total)
-    store_rows(out.at[b, t, h], (acc * (1 / some)).astype(out.dtype))
+    store_registers(out.at[b, t, h], (acc * (1 / some)).astype(out.dtype))
     log_sum = jnp.log2(some) * (1 / LOG2E)
     for ref, x in zip(statistics, (top + log_sum, top, log_sum), strict=True):
         ref[b, t, h] = x

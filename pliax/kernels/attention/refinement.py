@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, use_abstract_mesh
 
+from pliax.core.evaluation import at_trace_time
 from pliax.core.jaxprs import Program
 
 from .block_lists import (
@@ -101,13 +101,7 @@ def refined(mask: BlockMask, sequences: int, heads: int) -> BlockMask:
     if found is None:
         # Before anything is eager: there, literals would be constants of the program.
         flat = Program(flatten(mask.mask_mod))
-        # Whoever calls may have a mesh, which is not meant for this, and a guard
-        # against transfers that nobody asked for: these are asked for.
-        with (
-            jax.ensure_compile_time_eval(),
-            use_abstract_mesh(AbstractMesh((), ())),
-            jax.transfer_guard("allow"),
-        ):
+        with at_trace_time():
             found = _halves(mask, flat)
         vars(mask)["_halves"] = found
     return replace(mask, halves=found) if found else mask

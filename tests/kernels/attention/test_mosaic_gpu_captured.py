@@ -14,11 +14,16 @@ from helpers import assert_error_rule, in_float64
 from hypothesis import given, settings, strategies as st
 
 import pliax as px
-from pliax.kernels.attention import api, mosaic_gpu_captured, mosaic_gpu_limits
-from pliax.kernels.attention.mosaic_gpu_captured import _by_difference
+from pliax.kernels.attention import (
+    api,
+    mosaic_gpu_captured,
+    mosaic_gpu_limits,
+    tile_sums,
+)
 
 
-by_difference = jax.jit(_by_difference, static_argnums=1)
+def by_difference(sizes, *given):
+    return jax.jit(partial(tile_sums.by_difference, sizes))(*given)
 
 
 def in_tiles(scores, columns):
@@ -47,7 +52,7 @@ def test_sums_along_diagonals_of_tiles_are_those_of_all_scores(T, S, columns, se
     found = jnp.concatenate([found - 1, *[jnp.ones_like(found)] * (parts - 1)], axis=4)
     found = found if parts > 1 else found + 1
     wanted = [np.trace(scores, -d) for d in range(1 - S, T)]
-    found = by_difference(found, (T, S), None)
+    found = by_difference({"q": T, "k": S}, found, None)
     np.testing.assert_array_equal(found[0, 0], wanted)
 
 
@@ -67,8 +72,16 @@ def test_nothing_is_read_of_tiles_that_are_not_visited(seen, lengths, columns):
     is_visited = shown[::64, ::columns][:R, :C]
     found = np.where(is_visited[..., None], found, np.nan)[None, None, :, :, None]
     wanted = [np.trace(scores, -d) for d in range(1 - lengths[1], lengths[0])]
-    found = by_difference(jnp.asarray(found), lengths, mask)
+    sizes = dict(zip("qk", lengths, strict=True))
+    is_visited = tile_sums.visited(mask, (R, C), columns)
+    found = by_difference(sizes, jnp.asarray(found), is_visited)
     np.testing.assert_array_equal(found[0, 0], wanted)
+    tiles = np.full((R * 64, C * columns), np.nan, np.float32)
+    tiles[: lengths[0], : lengths[1]] = np.where(scores, 1.0, np.nan)
+    tiles = jnp.asarray(tiles.reshape(1, 1, R, 64, C, columns))
+    np.testing.assert_array_equal(
+        tile_sums.by_pair(sizes, tiles, is_visited)[0, 0], scores
+    )
 
 
 @dataclass(frozen=True)
@@ -100,7 +113,7 @@ def operands(case):
     (T, S), (H, K), (D, V) = case.lengths, case.heads, case.channels
     shapes = (1, T, H, D), (1, S, K, D), (1, S, K, V)
     arrays = [gaussian(n, x, case.dtype) for n, x in enumerate(shapes)]
-    shapes = (H,), (1, T), (1, S), (H, 600)
+    shapes = (H,), (1, T), (1, S), (H, 600), (T, H, S + 1)
     floats = [gaussian(n + 3, x, case.dtype) for n, x in enumerate(shapes)]
     mask = case.mask and px.create_block_mask(
         case.mask, None, None, T, S, block_size=case.block
@@ -109,12 +122,13 @@ def operands(case):
 
 
 def score_of(floats):
-    """A mod with sums by query, by key and by difference."""
-    heads, rows, columns, distances = floats
+    """A mod with sums by query, by key, by difference and by pair."""
+    heads, rows, columns, distances, pairs = floats
 
     def score(s, b, h, q, k):
         near = s * distances[h, q - k + 300].astype(s.dtype)
         near += columns[b, k].astype(s.dtype) * heads[h].astype(s.dtype)
+        near += pairs[q, h, k + 1].astype(s.dtype)
         return jnp.where(q >= k, near, s - rows[b, q].astype(s.dtype))
 
     return score
@@ -175,21 +189,64 @@ def test_queries_beyond_the_last_leave_no_trace_in_sums_by_difference():
     assert jnp.abs(found - wanted).max() <= 0.02 * jnp.abs(wanted).max()
 
 
-def test_what_depends_on_more_than_a_difference_has_gradients_too():
-    """By `xla`."""
-    arrays = [gaussian(n, (1, 70, 2, 64), jnp.bfloat16) for n in range(3)]
-    bias = gaussian(3, (2, 70, 70))
+@pytest.mark.slow
+def test_places_in_pictures_are_looked_up_by_pair_and_added_in_one_order(monkeypatch):
+    """As in Swin (Liu et al., 2021), of windows that all sequences are."""
+    monkeypatch.delattr(api, "_captured_gradients")
+    width, T = 6, 36
+    arrays = [gaussian(n, (3, T, 2, 64), jnp.bfloat16) for n in range(3)]
 
-    def loss(bias, implementation, **options):
-        out = px.flex_attention(
-            *arrays, score_mod=lambda s, b, h, q, k: s + bias[h, q, k],
-            implementation=implementation, kernel_options=options or None,
-        )  # fmt: skip
+    def loss(table, **how):
+        def score(s, b, h, q, k):
+            row, column = q // width - k // width, q % width - k % width
+            return s + table[row + width - 1, column + width - 1, h]
+
+        out = px.flex_attention(*arrays, score_mod=score, **how)
         return jnp.sum(jnp.sin(out.astype(jnp.float32)))
 
-    found = jax.grad(loss)(bias, "mosaic_gpu", interpret=1)
-    wanted = jax.grad(loss)(bias, "xla")
+    table, options = gaussian(3, (2 * width - 1, 2 * width - 1, 2)), {"interpret": 1}
+    fused = partial(loss, implementation="mosaic_gpu", kernel_options=options)
+    assert "scatter" not in str(jax.make_jaxpr(jax.grad(fused))(table))
+    found, wanted = jax.grad(fused)(table), jax.grad(loss)(table)
     assert jnp.abs(found - wanted).max() <= 0.02 * jnp.abs(wanted).max()
+
+
+@pytest.mark.slow
+def test_sequences_may_take_turns_where_memory_does_not_hold_all_tiles(monkeypatch):
+    """Two of four; each has its mask, and numbers of its own."""
+    B, T = 4, 70
+    arrays = [gaussian(n, (B, T, 2, 64), jnp.bfloat16) for n in range(3)]
+    shapes = (2, T, T), (B, T, T), (B, 2 * T), (B, T)
+    floats = [gaussian(n + 3, x) for n, x in enumerate(shapes)]
+    ends = jnp.asarray([70, 9, 40, 66])
+    mask = px.create_block_mask(lambda b, h, q, k: k < ends[b], B, None, T, T)
+
+    def gradients(**how):
+        def loss(floats):
+            pairs, own, distances, rows = floats
+
+            def score(s, b, h, q, k):
+                own_pairs = own[b, q, k] + distances[b, q - k + T] * rows[b, q]
+                return s + pairs[h, q, k] + own_pairs
+
+            out = px.flex_attention(*arrays, score_mod=score, block_mask=mask, **how)
+            return jnp.sum(jnp.sin(out.astype(jnp.float32)))
+
+        return jax.grad(loss)(floats)
+
+    monkeypatch.delattr(api, "_captured_gradients")
+    monkeypatch.setattr(mosaic_gpu_captured, "_MOST", 2**20)
+    parts = []
+    add = mosaic_gpu_captured._over_parts
+    monkeypatch.setattr(
+        mosaic_gpu_captured,
+        "_over_parts",
+        lambda *given: parts.append(given[1].parts) or add(*given),
+    )
+    found = gradients(implementation="mosaic_gpu", kernel_options={"interpret": 1})
+    assert parts == [2]
+    for x, wanted in zip(found, gradients(), strict=True):
+        assert jnp.abs(x - wanted).max() <= 0.02 * jnp.abs(wanted).max()
 
 
 @pytest.mark.parametrize(("limit", "T"), [("_MOST", 64), ("CAPTURED_LEAVES", 96)])
