@@ -13,6 +13,7 @@ of these sums:
     s + bias[h, q, k]           leaf  d bias[h, q, k]      slope  1        none: by pair
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,6 +59,7 @@ _LOOKUPS = MOVES | {"copy", "dynamic_slice", "rev", "slice", "transpose"}
 # Pairs of a lookup and an entry: a GPU compares so many in less than 1 ms. Where there
 # are no more lookups than entries none of these may be shared.
 _COMPARED, _COMPARED_ANYWAY = 2**28, 2**22
+_SCATTERED = 2**26  # lookups, of which each has 12 to 16 bytes of indices
 _SIGNS = {"add": (1, 1), "neg": (-1,), "sub": (1, -1)}  # of operands, in sums
 _COMPARISONS = ("eq", "ge", "gt", "le", "lt", "ne")
 _SCALARS = tuple(jax.ShapeDtypeStruct((), x) for x in (jnp.float32, *[jnp.int32] * 4))
@@ -168,7 +170,7 @@ class Linearization:
         zeros = vary(zeros, varying_axes(sums))
         found, rest = list(zeros), []
         for leaf, x in zip(self.leaves, sums, strict=True):
-            number = self._shared_by_many(leaf, x)
+            number = self._shared_by_many(leaf, sizes)
             if number is None or self._slice(leaf, sizes):
                 rest.append((leaf, x))
                 continue
@@ -184,7 +186,17 @@ class Linearization:
         others = transpose([x.reshape(y.shape).astype(y.dtype) for x, y in pairs])
         return tuple(map(jnp.add, found, others))
 
-    def _shared_by_many(self, leaf: Leaf, sums: Array) -> int | None:
+    def check(self, sizes: Mapping[str, int]) -> None:
+        """Raises Inseparable if XLA would scatter more than memory is to hold."""
+        many = (x for x in self.of_kind(PAIR) if _size(x, sizes) > _SCATTERED)
+        for leaf in many:
+            if (
+                not self._slice(leaf, sizes)
+                and self._shared_by_many(leaf, sizes) is None
+            ):
+                raise Inseparable("it looks up too many elements, one by one")
+
+    def _shared_by_many(self, leaf: Leaf, sizes: Mapping[str, int]) -> int | None:
         """The number of the tangent that a leaf takes elements of, which may be shared.
 
         None if it is no such thing, or if there are very many.
@@ -197,9 +209,9 @@ class Linearization:
             return None
         taken = {v for eqn in linear for v in variables(eqn.invars)} | {leaf.variable}
         (number,) = (n for n, v in enumerate(tangents) if v in taken)
-        entries = tangents[number].aval.size
-        most = _COMPARED if entries < sums.size else _COMPARED_ANYWAY
-        return number if entries * sums.size <= most else None
+        entries, lookups = tangents[number].aval.size, _size(leaf, sizes)
+        most = _COMPARED if entries < lookups else _COMPARED_ANYWAY
+        return number if entries * lookups <= most else None
 
     def _value(
         self, leaf: Leaf, tangents: Sequence[Array], sizes: Mapping[str, int]
@@ -318,6 +330,11 @@ def _ranges(leaf: Leaf, sizes: Mapping[str, int]) -> dict[str, range]:
     every = {a: range(n) for a, n in sizes.items()}
     every[DIFFERENCE] = range(1 - sizes["k"], sizes["q"])
     return {a: every[a] for a in leaf.axes}
+
+
+def _size(leaf: Leaf, sizes: Mapping[str, int]) -> int:
+    """How many elements there are, of all sequences, heads, queries and keys."""
+    return math.prod(map(len, _ranges(leaf, sizes).values()))
 
 
 def _roles(indices: dict[str, Any]) -> dict[str, Any]:

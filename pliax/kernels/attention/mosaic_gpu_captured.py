@@ -87,6 +87,7 @@ def gradients_of_captured(
     """
     linear = linearize(score_mod)
     call = call_of(arrays, block_mask, scale=scale, interpret=interpret)
+    linear.check(call.sizes)
     d_out = cotangents[0].astype(arrays[0].dtype)
     padded = tuple(aligned(x) for x in (*arrays, d_out))
     known = statistics(False, whole_tiles(call), results, cotangents)

@@ -1,5 +1,6 @@
 """Laws of how scores change with what a mod captured: two parts, which are the whole."""
 
+import contextlib
 import functools
 
 import jax
@@ -174,6 +175,18 @@ def test_lookups_of_neighbours_by_neighbours_are_slices(name, monkeypatch):
     found = jax.make_jaxpr(lambda *x: in_two_parts(mod, *x))(*given)
     slices = {"number", "pairs", "of one head", "turned", "distances", "added later"}
     assert ("scatter" in str(found)) == (name not in slices)
+
+
+@pytest.mark.parametrize("name", ["of sequences", "pairs", "pictures"])
+def test_very_many_lookups_are_left_to_another_way(name, monkeypatch):
+    """But those that are a slice, or compared."""
+    monkeypatch.setattr(linearization, "_SCATTERED", 0)
+    monkeypatch.setattr(linearization, "_COMPARED_ANYWAY", 0)
+    mod = close(lambda s, b, h, q, k: s + TERMS[name](FLOATS, b, h, q, k), *SCALARS)
+    is_left = name == "of sequences"
+    refusal = pytest.raises(Inseparable, match="too many elements")
+    with refusal if is_left else contextlib.nullcontext():
+        linearize(mod).check(dict(zip("bhqk", SIZES, strict=True)))
 
 
 def test_inside_shard_map_each_device_has_gradients_of_its_own():
