@@ -87,6 +87,16 @@ class Leaf:
             return PAIR
         return next((x for x in ("k", DIFFERENCE) if x in self.axes), "q")
 
+    def ranges(self, sizes: Mapping[str, int]) -> dict[str, range]:
+        """The values of its axes, of so many sequences, heads, queries and keys."""
+        every = {a: range(n) for a, n in sizes.items()}
+        every[DIFFERENCE] = range(1 - sizes["k"], sizes["q"])
+        return {a: every[a] for a in self.axes}
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """How many of each."""
+        return tuple(map(len, self.ranges(sizes).values()))
+
 
 @dataclass(frozen=True)
 class Linearization:
@@ -170,31 +180,39 @@ class Linearization:
         zeros = vary(zeros, varying_axes(sums))
         found, rest = list(zeros), []
         for leaf, x in zip(self.leaves, sums, strict=True):
-            number = self._shared_by_many(leaf, sizes)
-            if number is None or self._slice(leaf, sizes):
-                rest.append((leaf, x))
+            part = self._slice(leaf, sizes)
+            number = None if part else self._shared_by_many(leaf, sizes)
+            if number is None:
+                rest.append((leaf, part, x))
                 continue
             places = jnp.arange(found[number].size, dtype=jnp.int32)
-            place = self._value(leaf, _in_place(zeros, number, places), sizes)
+            place = self._value(leaf, None, _in_place(zeros, number, places), sizes)
             found[number] += _added(x, place, places).reshape(found[number].shape)
 
         def values(*tangents: Any) -> list[Any]:
-            return [self._value(leaf, tangents, sizes) for leaf, _ in rest]
+            return [self._value(leaf, part, tangents, sizes) for leaf, part, _ in rest]
 
         like, transpose = jax.vjp(values, *zeros)
-        pairs = zip((x for _, x in rest), like, strict=True)
+        pairs = zip((x for *_, x in rest), like, strict=True)
         others = transpose([x.reshape(y.shape).astype(y.dtype) for x, y in pairs])
         return tuple(map(jnp.add, found, others))
 
     def check(self, sizes: Mapping[str, int]) -> None:
-        """Raises Inseparable if XLA would scatter more than memory is to hold."""
-        many = (x for x in self.of_kind(PAIR) if _size(x, sizes) > _SCATTERED)
-        for leaf in many:
-            if (
-                not self._slice(leaf, sizes)
-                and self._shared_by_many(leaf, sizes) is None
-            ):
-                raise Inseparable("it looks up too many elements, one by one")
+        """Whether XLA may scatter what is looked up by both a query and a key.
+
+        Raises:
+            Inseparable: If memory is not to hold that, or sums would be rounded.
+        """
+        for leaf in (*self.of_kind(DIFFERENCE), *self.of_kind(PAIR)):
+            is_half = leaf.variable.aval.dtype.itemsize < 4
+            is_much = math.prod(leaf.shape(sizes)) > _SCATTERED
+            if (is_half or is_much) and self._is_scattered(leaf, sizes):
+                why = "in half precision" if is_half else "too many, one by one"
+                raise Inseparable(f"it looks up elements {why}")
+
+    def _is_scattered(self, leaf: Leaf, sizes: Mapping[str, int]) -> bool:
+        is_slice = self._slice(leaf, sizes) is not None
+        return not is_slice and self._shared_by_many(leaf, sizes) is None
 
     def _shared_by_many(self, leaf: Leaf, sizes: Mapping[str, int]) -> int | None:
         """The number of the tangent that a leaf takes elements of, which may be shared.
@@ -209,30 +227,34 @@ class Linearization:
             return None
         taken = {v for eqn in linear for v in variables(eqn.invars)} | {leaf.variable}
         (number,) = (n for n, v in enumerate(tangents) if v in taken)
-        entries, lookups = tangents[number].aval.size, _size(leaf, sizes)
+        entries, lookups = tangents[number].aval.size, math.prod(leaf.shape(sizes))
         most = _COMPARED if entries < lookups else _COMPARED_ANYWAY
         return number if entries * lookups <= most else None
 
     def _value(
-        self, leaf: Leaf, tangents: Sequence[Array], sizes: Mapping[str, int]
+        self,
+        leaf: Leaf,
+        part: LookupSlice | None,
+        tangents: Sequence[Array],
+        sizes: Mapping[str, int],
     ) -> Array:
-        """A leaf of tangents, with its axes."""
-        given, ranges = (*self.score_mod.captured, *tangents), _ranges(leaf, sizes)
+        """A leaf of tangents, with its axes; of a part of an array where it is one."""
+        given, ranges = (*self.score_mod.captured, *tangents), leaf.ranges(sizes)
         indices = {
             a: jnp.arange(x.start, x.stop, dtype=jnp.int32) for a, x in ranges.items()
         }
-        if found := self._slice(leaf, sizes):
-            array = self.separated.makers[leaf.variable].invars[0]
-            own = {a: indices[a] for a in found.own}
-            whole = outside(self.separated, given, array, own, _roles)
-            return found.of(whole, {a: len(x) for a, x in ranges.items()})
-        return outside(self.separated, given, leaf.variable, indices, _roles)
+        if part is None:
+            return outside(self.separated, given, leaf.variable, indices, _roles)
+        array = self.separated.makers[leaf.variable].invars[0]
+        own = {a: indices[a] for a in part.own}
+        whole = outside(self.separated, given, array, own, _roles)
+        return part.of(whole, {a: len(x) for a, x in ranges.items()})
 
     def _slice(self, leaf: Leaf, sizes: Mapping[str, int]) -> LookupSlice | None:
         """The elements that it is, where they lie one behind the other."""
         if leaf.kind not in (DIFFERENCE, PAIR):
             return None
-        lookup, ranges = self.separated.makers[leaf.variable], _ranges(leaf, sizes)
+        lookup, ranges = self.separated.makers[leaf.variable], leaf.ranges(sizes)
         return slice_of_lookup(self.separated, lookup, ranges, _roles)
 
 
@@ -323,18 +345,6 @@ def _grown(eqn: Any, given: Sequence[int | None]) -> int | None:
         return 0
     signs = _SIGNS.get(name)
     return signs and sum(n * x for n, x in zip(signs, steps, strict=True))
-
-
-def _ranges(leaf: Leaf, sizes: Mapping[str, int]) -> dict[str, range]:
-    """The values of a leaf's axes."""
-    every = {a: range(n) for a, n in sizes.items()}
-    every[DIFFERENCE] = range(1 - sizes["k"], sizes["q"])
-    return {a: every[a] for a in leaf.axes}
-
-
-def _size(leaf: Leaf, sizes: Mapping[str, int]) -> int:
-    """How many elements there are, of all sequences, heads, queries and keys."""
-    return math.prod(map(len, _ranges(leaf, sizes).values()))
 
 
 def _roles(indices: dict[str, Any]) -> dict[str, Any]:

@@ -63,20 +63,20 @@ def slice_of_lookup(
     """
     array, *starts = eqn.invars
     own = tuple(a for a in ranges if a in separated.needs[array])
-    axes = [_axis(separated, start, ranges, roles) for start in starts]
-    if sorted((*own, *filter(None, axes))) != sorted(ranges):
+    each = [_axes(separated, start, ranges) for start in starts]
+    taken = (*own, *(a for axes in each for a in axes))
+    if sorted(taken) != sorted(ranges) or max(map(len, each), default=0) > 1:
         return None
     if any(_is_of_captured(separated, start) for start in starts):
         return None
 
     def places() -> list[Array]:
-        each = ({a: _every(ranges[a])} if a else {} for a in axes)
         found = zip(starts, each, strict=True)
         return [
             jnp.asarray(x.val)
             if is_literal(x)
-            else outside(separated, (), x, given, roles)
-            for x, given in found
+            else outside(separated, (), x, {a: _every(ranges[a]) for a in axes}, roles)
+            for x, axes in found
         ]
 
     with at_trace_time():
@@ -85,17 +85,14 @@ def slice_of_lookup(
     found = [np.clip(x, 0, n) for x, n in zip(found, last, strict=True)]
     if any((x != x[0] + np.arange(x.size)).any() for x in found):
         return None
-    return LookupSlice(own, tuple(axes), tuple(int(x[0]) for x in found))
+    axes = tuple(next(iter(x), None) for x in each)
+    return LookupSlice(own, axes, tuple(int(x[0]) for x in found))
 
 
-def _axis(
-    separated: Separated, start: Any, ranges: Mapping[str, range], roles: Roles
-) -> str | None:
-    """The axis that a place depends on; none, or the names of all."""
+def _axes(separated: Separated, start: Any, ranges: Mapping[str, range]) -> list[str]:
+    """Those that a place depends on; the letters of their names are roles."""
     asked = frozenset() if is_literal(start) else separated.needs[start]
-    with at_trace_time():
-        found = [a for a in ranges if not asked.isdisjoint(roles({a: 0}))]
-    return " ".join(found) or None
+    return [a for a in ranges if not asked.isdisjoint(a)]
 
 
 def _every(numbers: range) -> Array:

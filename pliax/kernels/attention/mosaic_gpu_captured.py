@@ -9,9 +9,9 @@ of captured arrays of these sums.
 
 Rows are queries, or keys for sums by key: those of one query head, also where heads
 share keys. A row's sums are in registers. Those along the diagonals of each tile are
-made in shared memory and written tile by tile, and so are pairs; where no tile is
-visited nothing is written, and what is found there is left out. All sums are in one
-order, in every run.
+made in shared memory, and pairs are not added; both are written tile by tile. Where no
+tile is visited nothing is written, and what is found there is left out. All sums of the
+kernel are in one order, in every run.
 """
 
 import math
@@ -151,7 +151,7 @@ def _in_parts(gradient: Gradient, kinds: tuple[str, ...]) -> "_Captured":
     """The kernel, of as many sequences at once as memory is to hold.
 
     Of each tile sums along diagonals are there, 0.1 to 0.25 bytes for a score, or all
-    pairs, 4 bytes. Offsets of elements are below 2^31, too.
+    pairs, 4 bytes. `jax.vmap` makes copies, which this does not know of.
     """
     if len(kinds) > CAPTURED_LEAVES:
         raise Inseparable(f"registers hold {CAPTURED_LEAVES} slopes at once")
@@ -183,12 +183,8 @@ def _over_parts(
         ]
 
     firsts = jnp.arange(kernel.parts, dtype=jnp.int32)[:, None] * kernel.grid.batch
-    like = jax.eval_shape(of_part, firsts[0])
-    zeros = [
-        jnp.zeros(x.shape, x.dtype)
-        for leaf, x in zip(leaves, like, strict=True)
-        if "b" not in leaf.axes
-    ]
+    of_all = (x for x in leaves if "b" not in x.axes)
+    zeros = [jnp.zeros(x.shape(kernel.gradient.call.sizes)) for x in of_all]
     totals, own = lax.scan(step, vary(zeros, varying), vary(firsts, varying))
     left = iter(totals), (x.reshape(-1, *x.shape[2:]) for x in own)
     return [next(left["b" in leaf.axes]) for leaf in leaves]

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pliax.core._jax import store_registers, take_number
+from pliax.core.manual_axes import varying_axes
 
 from .mosaic_gpu_copies import (
     await_copies,
@@ -249,7 +250,12 @@ class ThreadBlock:
                     for side in (0, 1):
                         self.load(side, n, first, place)
 
-        begin_copies(start, interpret, by_one_warp=True)
+        begin_copies(start, interpret, by_one_warp=self.may_divide_warps)
+
+    @property
+    def may_divide_warps(self) -> bool:
+        """Whether Pallas lets warps differ: not where arrays vary in a `shard_map`."""
+        return not varying_axes(*self.arrays[0])
 
     # --- the warpgroups that compute ---
 

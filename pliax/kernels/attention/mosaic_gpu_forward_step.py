@@ -144,7 +144,7 @@ class Step:
 
         begin = partial(begin_copies, start, self.tile.interpret)
         is_left = i + config.stages < self.visits.total
-        pl.when(is_left)(partial(begin, by_one_warp=True))
+        pl.when(is_left)(partial(begin, by_one_warp=block.may_divide_warps))
 
     def known(self, slot: Any, is_full: bool, first: Any) -> list[dict[int, Any]]:
         """What score_mod and mask_mod know of the keys, where it came with them."""

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pliax.core.manual_axes import varying_axes
+
 from .block_lists import column_and_met
 from .configs import Config
 from .mosaic_gpu_tiles import i32
@@ -140,8 +142,17 @@ class Blocks:
         at = _row(num, b, h, lax.div(first, i32(self.sizes[0])))
         per = self.sizes[1] // step
         total = (full_num[at] + num[at]) * per
-        ends = full_num[at], num[at]
+        ends = _computed(full_num[at]), _computed(num[at])
         return Backwards(total, (full_indices, indices), at, ends, per)
+
+
+def _computed(x: Any) -> Any:
+    """A loaded number, as a loop may change it.
+
+    Inside `jax.shard_map` what is loaded varies over the mesh, and what a kernel
+    computes of it does not.
+    """
+    return x + 0 if varying_axes(x) else x
 
 
 class Backwards(NamedTuple):

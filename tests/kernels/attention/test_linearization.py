@@ -120,9 +120,7 @@ def test_slopes_and_leaves_have_the_gradients_of_the_whole(parts):
     pull = jax.jit(jax.vmap(jax.vjp(whole, *floating_captures(mod))[1]))
     of_each = pull(jnp.diag(d_scores.ravel()).reshape(-1, *SIZES))
     for x, terms in zip(in_two_parts(mod, scores, d_scores), of_each, strict=True):
-        size = np.abs(terms).sum(
-            axis=0
-        )  # which roundings of a sum are in proportion to
+        size = np.abs(terms).sum(axis=0)  # roundings are in proportion to it
         error = np.abs(x - np.asarray(terms, np.float64).sum(axis=0))
         assert (error <= 1e-5 * (size + size.max()) + 1e-6).all()
 
@@ -184,9 +182,25 @@ def test_very_many_lookups_are_left_to_another_way(name, monkeypatch):
     monkeypatch.setattr(linearization, "_COMPARED_ANYWAY", 0)
     mod = close(lambda s, b, h, q, k: s + TERMS[name](FLOATS, b, h, q, k), *SCALARS)
     is_left = name == "of sequences"
-    refusal = pytest.raises(Inseparable, match="too many elements")
+    refusal = pytest.raises(Inseparable, match="too many")
     with refusal if is_left else contextlib.nullcontext():
         linearize(mod).check(dict(zip("bhqk", SIZES, strict=True)))
+
+
+@pytest.mark.parametrize("by", ["pair", "difference"])
+def test_sums_are_not_rounded_to_half_precision(by):
+    """Of elements that a mod casts before it looks them up, and several lookups share.
+
+    As many as 4,096 are 1 each, and 256 + 1 is 256 in bfloat16.
+    """
+
+    def score_mod(s, b, h, q, k):
+        place = abs(q - k) // 4 if by == "difference" else (q + k) // 4
+        return s + FLOATS["table"].astype(jnp.bfloat16)[h, place].astype(jnp.float32)
+
+    linear = linearize(close(score_mod, *SCALARS))
+    with pytest.raises(Inseparable, match="half precision"):
+        linear.check(dict(zip("bhqk", (1, H, 4096, 4096), strict=True)))
 
 
 def test_inside_shard_map_each_device_has_gradients_of_its_own():

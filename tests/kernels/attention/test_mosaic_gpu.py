@@ -854,6 +854,34 @@ def test_under_vmap_and_shard_map_the_kernels_lower_for_a_gpu(mask_mod, monkeypa
         assert lowered.as_text().count("mosaic_gpu") >= 2
 
 
+@pytest.mark.parametrize(("block", "queries"), [(128, 256), (64, 256), (128, 1)])
+def test_masks_of_what_varies_over_a_shard_map_lower_for_a_gpu(
+    block, queries, monkeypatch
+):
+    """Each device has sequences with ends of their own."""
+    monkeypatch.setattr(mosaic_gpu_limits, "refused_device", lambda: None)
+    lengths = queries, 256
+    q, k, v = (
+        gaussian(n, (2, m, 2, 64), jnp.bfloat16)
+        for n, m in enumerate((queries, 256, 256))
+    )
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    @jax.shard_map(
+        mesh=mesh, in_specs=(P("data"),) * 5, out_specs=((P("data"),) * 3, P("data"))
+    )
+    def in_shards(q, k, v, slopes, ends):
+        mask = px.create_block_mask(
+            lambda b, h, i, j: j < ends[b], 1, None, *lengths, block_size=block
+        )
+        *found, d_slopes = _gradients_of((q, k, v), slopes, mask)
+        return tuple(found), d_slopes
+
+    arrays = q, k, v, jnp.ones(4), jnp.asarray([100, 30])
+    lowered = jax.jit(in_shards).trace(*arrays).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("mosaic_gpu") >= 2
+
+
 X = jnp.zeros((1, 128, 2, 64), jnp.bfloat16)
 WIDE = jnp.zeros((1, 128, 2, 320), jnp.bfloat16)
 REFUSED = {

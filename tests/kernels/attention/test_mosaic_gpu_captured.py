@@ -20,6 +20,7 @@ from pliax.kernels.attention import (
     mosaic_gpu_limits,
     tile_sums,
 )
+from pliax.kernels.attention.mosaic_gpu_captured import _Captured
 
 
 def by_difference(sizes, *given):
@@ -271,12 +272,20 @@ def test_sums_that_would_fill_the_memory_are_left_to_another_way(limit, T, monke
     assert taken
 
 
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("name", ["causal", "no mask", "small blocks", "widest"])
-def test_the_kernels_of_all_kinds_of_sums_lower_for_a_gpu(name, monkeypatch):
+def test_the_kernels_of_all_kinds_of_sums_lower_for_a_gpu(name, parts, monkeypatch):
     monkeypatch.setattr(mosaic_gpu_limits, "refused_device", lambda: None)
     monkeypatch.delattr(api, "_captured_gradients")
+    monkeypatch.setattr(
+        mosaic_gpu_captured, "_in_parts", lambda *x: _Captured(*x, parts)
+    )
     case = CASES[name]
     arrays, floats, mask = operands(case)
+    arrays, floats = jax.tree.map(
+        lambda x: jnp.repeat(x, parts, axis=0) if x.shape[0] == 1 else x,
+        (arrays, floats),
+    )
 
     def loss(floats):
         out = px.flex_attention(
