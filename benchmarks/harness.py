@@ -236,7 +236,7 @@ def _measure(case: Case, samples: int, calls: int) -> list[dict[str, Any]]:
     times: list[list[float]] = [[] for _ in entries]
     for _ in range(samples):
         for entry, n, mine in zip(entries, queues, times, strict=True):
-            if sum(mine) * n * getattr(entry.rival, "times", 1) < _LONG_MS:
+            if sum(mine) * n * getattr(entry.rival, "times", 1) < _MOST_OF_A_RIVAL_MS:
                 mine.append(entry.sample(n))
     rows = [
         table_row(case, entry, error, mine)
@@ -264,7 +264,7 @@ def kernel_summary(timings: list[tuple[str, float]], times: int) -> dict[str, An
 
 
 _LONG_ENOUGH_MS = 400  # for a sample: a queue of slow calls gains nothing
-_LONG_MS = 20_000  # of all samples of a rival, after which there are no more
+_MOST_OF_A_RIVAL_MS = 20_000  # of all samples: one rival kept a GPU for 26 minutes
 
 
 def _queue(entry: Any, calls: int) -> int:

@@ -178,13 +178,13 @@ def _over_parts(
     def step(totals: list[Array], first: Array) -> tuple[list[Array], list[Array]]:
         pairs = list(zip(leaves, of_part(first), strict=True))
         shared = [x for leaf, x in pairs if "b" not in leaf.axes]
-        return list(map(jnp.add, totals, shared)), [
-            x for leaf, x in pairs if "b" in leaf.axes
-        ]
+        own = [x for leaf, x in pairs if "b" in leaf.axes]
+        return list(map(jnp.add, totals, shared)), own
 
     firsts = jnp.arange(kernel.parts, dtype=jnp.int32)[:, None] * kernel.grid.batch
     of_all = (x for x in leaves if "b" not in x.axes)
-    zeros = [jnp.zeros(x.shape(kernel.gradient.call.sizes)) for x in of_all]
+    sizes = kernel.gradient.call.sizes
+    zeros = [jnp.zeros(x.shape(sizes), jnp.float32) for x in of_all]
     totals, own = lax.scan(step, vary(zeros, varying), vary(firsts, varying))
     left = iter(totals), (x.reshape(-1, *x.shape[2:]) for x in own)
     return [next(left["b" in leaf.axes]) for leaf in leaves]
