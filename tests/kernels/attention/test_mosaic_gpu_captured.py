@@ -279,7 +279,9 @@ def test_the_kernels_of_all_kinds_of_sums_lower_for_a_gpu(name, parts, monkeypat
     monkeypatch.setattr(mosaic_gpu_limits, "refused_device", lambda: None)
     monkeypatch.delattr(api, "_captured_gradients")
     monkeypatch.setattr(
-        mosaic_gpu_captured, "_in_parts", lambda *x: _Captured(*x, parts)
+        mosaic_gpu_captured,
+        "_in_parts",
+        lambda gradient, kinds: _Captured(gradient, kinds, parts),
     )
     case = CASES[name]
     arrays, floats, mask = operands(case)
