@@ -7,8 +7,9 @@ off (`lookups`), floats may be wider than they were traced, and operands may var
 axes of a `jax.shard_map` that the trace did not know.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -24,6 +25,9 @@ CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
 # What only moves elements, or casts: exact in the dtype of a wider operand as well.
 _MOVES = {"broadcast_in_dim", "convert_element_type", "copy", "dynamic_slice", "gather"}
 _MOVES |= {"reshape", "rev", "slice", "squeeze", "transpose"}
+
+type Rules = Mapping[str, Callable[..., Any]]
+_NO_RULES: Rules = MappingProxyType({})
 
 
 @contextmanager
@@ -87,6 +91,24 @@ def _results(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
         values = [vary(x, own) for x, own in zip(values, traced, strict=True)]
         return bind_equation(eqn, values)
     return bind_equation(eqn, vary(values, axes))
+
+
+def extend(
+    env: dict[Any, Any], equations: Sequence[Any], rules: Rules = _NO_RULES
+) -> None:
+    """Puts the results of equations where their operands are, which vary alike.
+
+    Args:
+        env: Of each variable, its value.
+        equations: In order.
+        rules: By name of a primitive, what computes results of an equation and its
+            operands in its place.
+    """
+    for eqn in equations:
+        values = [x.val if is_literal(x) else env[x] for x in eqn.invars]
+        values = vary(values, varying_axes(values))
+        results = rules.get(eqn.primitive.name, bind_equation)(eqn, values)
+        env.update(zip(eqn.outvars, results, strict=True))
 
 
 def declared(x: Any, value: Any) -> Any:

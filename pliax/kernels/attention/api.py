@@ -181,7 +181,11 @@ def _mosaic_gpu(**rest: Any) -> derivatives.Kernel:
         if not derivatives.floating_captures(score_mod):
             return ()
         given = arrays, score_mod, *args
-        static = {"scale": scale, "interpret": options["interpret"]}
+        static = {
+            "scale": scale,
+            "interpret": options["interpret"],
+            "deterministic": bool(rest.get("deterministic", True)),
+        }
         try:
             return mosaic_gpu_captured.gradients_of_captured(*given, **static)
         except Inseparable:
@@ -281,7 +285,7 @@ BACKENDS = (
         _attend_mosaic_gpu,
         _refused_by_mosaic_gpu,
         priority=2,
-        options=("interpret", "splits", *configs.OPTIONS),
+        options=("interpret", "splits", *configs.FLAGS, *configs.OPTIONS),
         by_default=Backend(
             "mosaic_gpu",
             _attend_by_platform,
@@ -346,11 +350,14 @@ def flex_attention(
             backward pass. By default a table found by measurement says; what registers
             or shared memory cannot hold becomes the next smaller. "triton" reads the
             same names, blocks being powers of two from 16 on, and `warps` and
-            `bwd_warps`, which share a tile. For "mosaic_gpu" also `interpret`, 1 to
-            run the kernels in JAX's interpreter, on any device, slowly. Its kernels
-            wait for each other in XLA's threads, of which a CPU has one a core, and for
-            32 places for computations in flight: set the environment's PJRT_NPROC to
-            16 and JAX's option jax_cpu_enable_async_dispatch to False before its first
+            `bwd_warps`, which share a tile. For "mosaic_gpu" also `deterministic`:
+            gradients of captured arrays, of which several scores share what they look
+            up, are summed in one order by default; False lets XLA scatter them with
+            atomic additions, in another order in each run. And `interpret`, 1 to run
+            the kernels in JAX's interpreter, on any device, slowly. Its kernels wait
+            for each other in XLA's threads, of which a CPU has one a core, and for 32
+            places for computations in flight: set the environment's PJRT_NPROC to 16
+            and JAX's option jax_cpu_enable_async_dispatch to False before its first
             computation, or they may wait forever.
 
     Returns:

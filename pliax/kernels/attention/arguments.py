@@ -26,7 +26,7 @@ from pliax.core._jax import is_symbolic_dim
 from pliax.core.conditions import guard_or_false
 from pliax.core.jaxprs import ClosedFunction, close
 
-from .configs import UNIT
+from .configs import FLAGS, UNIT
 from .triton_configs import LEAST, WARPS
 
 
@@ -236,12 +236,12 @@ def check_scale(scale: Any, head_dimension: int, dtype: Any) -> float:
 def check_kernel_options(
     kernel_options: Any, block_mask: Any, implementation: str | None
 ) -> dict[str, int]:
-    """Names to integers of at least 1.
+    """Names to integers of at least 1, or of FLAGS, which are 0 or 1.
 
     The fused kernels cut a mask's blocks, those of "xla" are the mask's.
 
     Raises:
-        TypeError: If it is no dict, or a value no integer.
+        TypeError: If it is no dict, or a value no integer, or no bool of FLAGS.
         ValueError: If a value is below 1 or no int32, or a mask already says the block
             size, or its blocks cannot be cut so.
     """
@@ -252,9 +252,11 @@ def check_kernel_options(
             "flex_attention: kernel_options must be a dict from names to integers, "
             f"found {kind_of(kernel_options)}.\n{remedy}"
         )
+    flags = {name: _flag(name, x) for name, x in options.items() if name in FLAGS}
     options = {
         name: integer("flex_attention", f"kernel_options[{name!r}]", n, remedy)
         for name, n in options.items()
+        if name not in FLAGS
     }
     wrong = {name: n for name, n in options.items() if not 1 <= n < 2**31}
     if wrong:
@@ -281,7 +283,16 @@ def check_kernel_options(
             f"block_mask, whose block_size {block_mask.block_size} is used.\n"
             "Leave kernel_options out, and pass block_size to create_block_mask."
         )
-    return options
+    return options | flags
+
+
+def _flag(name: str, x: Any) -> int:
+    if not isinstance(x, bool | np.bool_):
+        raise TypeError(
+            f"flex_attention: kernel_options[{name!r}] must be True or False, found "
+            f"{kind_of(x)}.\nLeave it out for True."
+        )
+    return int(x)
 
 
 def _check_unit(name: str, n: int) -> None:

@@ -39,6 +39,7 @@ from pliax.kernels._hopper import MULTIPROCESSORS
 UNIT = 64  # rows of one instruction of the tensor cores, and columns of a square
 OPTIONS = ("block_q", "block_kv", "stages")
 OPTIONS += tuple(f"bwd_{name}" for name in OPTIONS)  # as torch's FlexKernelOptions have
+FLAGS = ("deterministic",)  # options that are True or False
 _MEMORY = 226 * 1024  # bytes of a thread block: a Hopper GPU has 227 KiB; and barriers
 
 

@@ -16,21 +16,21 @@ of these sums:
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from pliax.core._jax import bind_equation
 from pliax.core.dataflow import is_literal, leading_to, variables
+from pliax.core.evaluation import extend
 from pliax.core.jaxprs import ClosedFunction, Program
 from pliax.core.manual_axes import vary, varying_axes
 
 from .derivatives import floating_captures, with_floating_captures
 from .lookup_slices import LookupSlice, slice_of_lookup
 from .normalization import first_order
+from .ordered_scatters import are_compared, in_order
 from .separation import (
     MOVES,
     SCORE_MOD,
@@ -54,11 +54,6 @@ _CARRIERS = MOVES | {
     *("gather", "neg", "pad", "reduce_sum", "rev", "select_n", "slice", "sub"),
     "transpose",
 }
-# What takes elements of an array, of which each has its number up to 2^24 as a float32.
-_LOOKUPS = MOVES | {"copy", "dynamic_slice", "rev", "slice", "transpose"}
-# Pairs of a lookup and an entry: a GPU compares so many in less than 1 ms. Where there
-# are no more lookups than entries none of these may be shared.
-_COMPARED, _COMPARED_ANYWAY = 2**28, 2**22
 _SCATTERED = 2**26  # lookups, of which each has 12 to 16 bytes of indices
 _SIGNS = {"add": (1, 1), "neg": (-1,), "sub": (1, -1)}  # of operands, in sums
 _COMPARISONS = ("eq", "ge", "gt", "le", "lt", "ne")
@@ -106,11 +101,13 @@ class Linearization:
         score_mod: The mod.
         separated: The program of its tangent, whose arguments begin with what was
             captured, and the tangents of what is floating of that.
+        tangents: The variables of that program which depend on tangents.
         leaves: The leaves.
     """
 
     score_mod: ClosedFunction
     separated: Separated
+    tangents: frozenset[Any]
     leaves: tuple[Leaf, ...]
 
     def of_kind(self, kind: str) -> tuple[Leaf, ...]:
@@ -138,14 +135,14 @@ class Linearization:
         known = jaxpr.invars[: len(self.score_mod.captured)], jaxpr.invars[count:]
         env = dict(zip((*known[0], *known[1]), given, strict=True))
         asked = (v for eqn in linear for v in variables(eqn.invars) if v not in made)
-        _evaluate(leading_to(jaxpr.eqns, asked), env)
+        extend(env, leading_to(jaxpr.eqns, asked))
 
         def change(*values: Any) -> Any:
             here = env | {v: jnp.zeros(v.aval.shape, v.aval.dtype) for v in ends}
             for leaf, x in zip(leaves, values, strict=True):
                 v = leaf.variable  # of one element
                 here[v] = jnp.reshape(x, v.aval.shape)
-            _evaluate(linear, here)
+            extend(here, linear)
             return here[jaxpr.outvars[0]]
 
         zeros = [jnp.zeros((), x.variable.aval.dtype) for x in leaves]
@@ -156,46 +153,34 @@ class Linearization:
     @property
     def _behind_leaves(self) -> list[Any]:
         """The equations between the leaves and the tangent of the score."""
-        tangents, ends = self._tangents, {x.variable for x in self.leaves}
-        outs = [(eqn, eqn.outvars[0]) for eqn in self.separated.inside]
-        return [eqn for eqn, v in outs if v in tangents and v not in ends]
-
-    @cached_property
-    def _tangents(self) -> set[Any]:
-        first = len(self.score_mod.captured)
-        jaxpr = self.separated.jaxpr
-        return _made_of(jaxpr.eqns, jaxpr.invars[first : self.separated.captured])
+        linear = self.tangents.difference(x.variable for x in self.leaves)
+        return [eqn for eqn in self.separated.inside if eqn.outvars[0] in linear]
 
     def gradients(
-        self, sums: Sequence[Array], sizes: Mapping[str, int]
+        self,
+        sums: Sequence[Array],
+        sizes: Mapping[str, int],
+        *,
+        deterministic: bool = True,
     ) -> tuple[Array, ...]:
         """Of the floating captured arrays, in at least float32.
 
         Args:
             sums: For each leaf, over what it has no axis of.
             sizes: Sequences, heads, queries and keys, by "bhqk".
+            deterministic: Whether to add in one order what belongs to one element.
         """
         floating = floating_captures(self.score_mod)
         zeros = [jnp.zeros(x.shape, x.dtype) for x in floating]
-        zeros = vary(zeros, varying_axes(sums))
-        found, rest = list(zeros), []
-        for leaf, x in zip(self.leaves, sums, strict=True):
-            part = self._slice(leaf, sizes)
-            number = None if part else self._shared_by_many(leaf, sizes)
-            if number is None:
-                rest.append((leaf, part, x))
-                continue
-            places = jnp.arange(found[number].size, dtype=jnp.int32)
-            place = self._value(leaf, None, _in_place(zeros, number, places), sizes)
-            found[number] += _added(x, place, places).reshape(found[number].shape)
+        parts = [(leaf, self._slice(leaf, sizes)) for leaf in self.leaves]
 
         def values(*tangents: Any) -> list[Any]:
-            return [self._value(leaf, part, tangents, sizes) for leaf, part, _ in rest]
+            return [self._value(*x, tangents, sizes) for x in parts]
 
-        like, transpose = jax.vjp(values, *zeros)
-        pairs = zip((x for *_, x in rest), like, strict=True)
-        others = transpose([x.reshape(y.shape).astype(y.dtype) for x, y in pairs])
-        return tuple(map(jnp.add, found, others))
+        like, transpose = jax.vjp(values, *vary(zeros, varying_axes(sums)))
+        pairs = zip(sums, like, strict=True)
+        given = [x.reshape(y.shape).astype(y.dtype) for x, y in pairs]
+        return tuple(in_order(transpose, given) if deterministic else transpose(given))
 
     def check(self, sizes: Mapping[str, int]) -> None:
         """Whether XLA may scatter what is looked up by both a query and a key.
@@ -205,31 +190,16 @@ class Linearization:
         """
         for leaf in (*self.of_kind(DIFFERENCE), *self.of_kind(PAIR)):
             is_half = leaf.variable.aval.dtype.itemsize < 4
-            is_much = math.prod(leaf.shape(sizes)) > _SCATTERED
-            if (is_half or is_much) and self._is_scattered(leaf, sizes):
+            is_much = self._takes_much_memory(leaf, sizes)
+            if (is_half or is_much) and self._slice(leaf, sizes) is None:
                 why = "in half precision" if is_half else "too many, one by one"
                 raise Inseparable(f"it looks up elements {why}")
 
-    def _is_scattered(self, leaf: Leaf, sizes: Mapping[str, int]) -> bool:
-        is_slice = self._slice(leaf, sizes) is not None
-        return not is_slice and self._shared_by_many(leaf, sizes) is None
-
-    def _shared_by_many(self, leaf: Leaf, sizes: Mapping[str, int]) -> int | None:
-        """The number of the tangent that a leaf takes elements of, which may be shared.
-
-        None if it is no such thing, or if there are very many.
-        """
-        jaxpr, first = self.separated.jaxpr, len(self.score_mod.captured)
-        tangents = jaxpr.invars[first : self.separated.captured]
-        equations = leading_to(jaxpr.eqns, [leaf.variable])
-        linear = [x for x in equations if not self._tangents.isdisjoint(x.outvars)]
-        if not {x.primitive.name for x in linear} <= _LOOKUPS:
-            return None
-        taken = {v for eqn in linear for v in variables(eqn.invars)} | {leaf.variable}
-        (number,) = (n for n, v in enumerate(tangents) if v in taken)
-        entries, lookups = tangents[number].aval.size, math.prod(leaf.shape(sizes))
-        most = _COMPARED if entries < lookups else _COMPARED_ANYWAY
-        return number if entries * lookups <= most else None
+    def _takes_much_memory(self, leaf: Leaf, sizes: Mapping[str, int]) -> bool:
+        array = self.separated.makers[leaf.variable].invars[0]
+        own = (n for a, n in sizes.items() if a in self.separated.needs[array])
+        places, lookups = array.aval.size * math.prod(own), math.prod(leaf.shape(sizes))
+        return lookups > _SCATTERED and not are_compared(places, lookups)
 
     def _value(
         self,
@@ -288,10 +258,10 @@ def linearize(score_mod: ClosedFunction) -> Linearization:
         is_tangent = not tangents.isdisjoint(eqn.outvars)
         if is_tangent and not is_of_all and name not in _CARRIERS:
             raise Inseparable(f"what it captured passes through {name} before scores")
-    return Linearization(score_mod, separated, leaves)
+    return Linearization(score_mod, separated, tangents, leaves)
 
 
-def _leaves(separated: Separated, tangents: set[Any]) -> list[Leaf]:
+def _leaves(separated: Separated, tangents: frozenset[Any]) -> list[Leaf]:
     found = []
     for item in separated.hoisted:
         if item.variable not in tangents:
@@ -355,40 +325,16 @@ def _roles(indices: dict[str, Any]) -> dict[str, Any]:
     return indices | {"q": jnp.maximum(d, 0), "k": jnp.maximum(-d, 0)}
 
 
-# --- sums of what is looked up ---
-
-
-def _in_place(zeros: Sequence[Array], number: int, x: Array) -> list[Array]:
-    """Tangents of which one says where each of its elements is."""
-    filled = [*zeros]
-    filled[number] = x.astype(zeros[number].dtype).reshape(zeros[number].shape)
-    return filled
-
-
-def _added(sums: Array, place: Array, places: Array) -> Array:
-    """Those of each place, in an order that a GPU's scattered additions do not have."""
-    is_there = place.reshape(1, -1) == places[:, None].astype(place.dtype)
-    return jnp.sum(jnp.where(is_there, sums.reshape(1, -1), 0.0), axis=1)
-
-
 # --- programs -------------------------------------------------------------------------
 
 
-def _made_of(equations: Sequence[Any], first: Iterable[Any]) -> set[Any]:
+def _made_of(equations: Sequence[Any], first: Iterable[Any]) -> frozenset[Any]:
     """These variables, and all that depends on them."""
     found = set(first)
     for eqn in equations:
         if not found.isdisjoint(variables(eqn.invars)):
             found.update(eqn.outvars)
-    return found
-
-
-def _evaluate(equations: Sequence[Any], env: dict[Any, Any]) -> None:
-    """Puts the results of equations where their operands are."""
-    for eqn in equations:
-        values = [x.val if is_literal(x) else env[x] for x in eqn.invars]
-        values = vary(values, varying_axes(values))
-        env.update(zip(eqn.outvars, bind_equation(eqn, values), strict=True))
+    return frozenset(found)
 
 
 def _has_custom_vjp(jaxpr: Any) -> bool:

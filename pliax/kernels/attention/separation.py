@@ -20,10 +20,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pliax.core._jax import bind_equation
 from pliax.core.dataflow import is_literal, leading_to, variables
+from pliax.core.evaluation import extend
 from pliax.core.jaxprs import ClosedFunction
-from pliax.core.manual_axes import vary, varying_axes
 
 from .normalization import PLAIN, conditions, flatten, is_elementwise
 
@@ -313,8 +312,5 @@ def _indices(n: int, step: int) -> Any:
 
 def _value(separated: Separated, variable: Any, env: dict[Any, Any]) -> Any:
     """A variable's value, computing what it needs and no more."""
-    for eqn in leading_to(separated.jaxpr.eqns, [variable]):
-        values = [v.val if is_literal(v) else env[v] for v in eqn.invars]
-        values = vary(values, varying_axes(values))
-        env.update(zip(eqn.outvars, bind_equation(eqn, values), strict=True))
+    extend(env, leading_to(separated.jaxpr.eqns, [variable]))
     return env[variable]

@@ -1,7 +1,7 @@
 """Laws of how scores change with what a mod captured: two parts, which are the whole."""
 
 import contextlib
-import functools
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from pliax.core.evaluation import evaluate
 from pliax.core.jaxprs import close
-from pliax.kernels.attention import linearization
+from pliax.kernels.attention import linearization, ordered_scatters
 from pliax.kernels.attention.derivatives import (
     floating_captures,
     with_floating_captures,
@@ -87,7 +87,7 @@ def summed(x, leaf):
     return jnp.sum(sums, [n for n, name in enumerate(names) if name not in leaf.axes])
 
 
-def in_two_parts(mod, scores, d_scores):
+def in_two_parts(mod, scores, d_scores, **options):
     """Gradients of what a mod captured, by slopes and leaves."""
     linear = linearize(mod)
     both = linear.with_slopes(linear.leaves)
@@ -98,7 +98,7 @@ def in_two_parts(mod, scores, d_scores):
 
     pairs = zip(linear.leaves, every(slopes, scores)[1:], strict=True)
     sums = [summed(d_scores * slope, leaf) for leaf, slope in pairs]
-    return linear.gradients(sums, dict(zip("bhqk", SIZES, strict=True)))
+    return linear.gradients(sums, dict(zip("bhqk", SIZES, strict=True)), **options)
 
 
 @settings(max_examples=25)
@@ -112,7 +112,7 @@ def in_two_parts(mod, scores, d_scores):
 def test_slopes_and_leaves_have_the_gradients_of_the_whole(parts):
     def score_mod(s, b, h, q, k):
         terms = [(JOINED[how], TERMS[name](FLOATS, b, h, q, k)) for name, how in parts]
-        return functools.reduce(lambda s, x: x[0](s, x[1], q, k), terms, s)
+        return reduce(lambda s, x: x[0](s, x[1], q, k), terms, s)
 
     mod = close(score_mod, *SCALARS)
     scores, d_scores = normal(5, SIZES), normal(6, SIZES)
@@ -145,41 +145,25 @@ def test_all_mods_of_the_library_that_learn_are_of_two_parts(name):
     assert linearize(closed).leaves
 
 
-@pytest.mark.parametrize(
-    "name", ["number", "heads", "both ways", "buckets", "pictures"]
-)
-def test_what_many_sums_share_is_added_in_one_order(name):
-    """A GPU scatters additions in none."""
-
-    def term(x, b, h, q, k):
-        return x["heads"][h // H] if name == "heads" else TERMS[name](x, b, h, q, k)
-
-    mod = close(lambda s, b, h, q, k: s + term(FLOATS, b, h, q, k), *SCALARS)
-    linear, sizes = linearize(mod), dict(zip("bhqk", SIZES, strict=True))
-    (leaf,) = linear.leaves
-    count = sizes | {DIFFERENCE: T + S - 1}
-    sums = jnp.zeros([count[a] for a in leaf.axes])
-    found = jax.make_jaxpr(lambda x: linear.gradients([x], sizes))(sums)
-    assert "scatter" not in str(found)
-
-
 @pytest.mark.parametrize("name", TERMS)
-def test_lookups_of_neighbours_by_neighbours_are_slices(name, monkeypatch):
-    """However many there are; others of so many are scattered."""
-    monkeypatch.setattr(linearization, "_COMPARED", 0)
-    monkeypatch.setattr(linearization, "_COMPARED_ANYWAY", 0)
+def test_lookups_of_neighbours_by_neighbours_are_slices(name):
+    """Others are scattered, and added in one order: a GPU scatters additions in none."""
     mod = close(lambda s, b, h, q, k: s + TERMS[name](FLOATS, b, h, q, k), *SCALARS)
     given = normal(5, SIZES), normal(6, SIZES)
-    found = jax.make_jaxpr(lambda *x: in_two_parts(mod, *x))(*given)
+    in_any_order, in_order = (
+        str(jax.make_jaxpr(partial(in_two_parts, mod, deterministic=x))(*given))
+        for x in (False, True)
+    )
     slices = {"number", "pairs", "of one head", "turned", "distances", "added later"}
-    assert ("scatter" in str(found)) == (name not in slices)
+    assert ("scatter-add" in in_any_order) == (name not in slices)
+    assert "scatter-add" not in in_order
 
 
 @pytest.mark.parametrize("name", ["of sequences", "pairs", "pictures"])
 def test_very_many_lookups_are_left_to_another_way(name, monkeypatch):
     """But those that are a slice, or compared."""
     monkeypatch.setattr(linearization, "_SCATTERED", 0)
-    monkeypatch.setattr(linearization, "_COMPARED_ANYWAY", 0)
+    monkeypatch.setattr(ordered_scatters, "_COMPARED_ANYWAY", 0)
     mod = close(lambda s, b, h, q, k: s + TERMS[name](FLOATS, b, h, q, k), *SCALARS)
     is_left = name == "of sequences"
     refusal = pytest.raises(Inseparable, match="too many")

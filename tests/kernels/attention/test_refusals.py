@@ -59,6 +59,8 @@ ATTENTION = {
                     {"kernel_options": {"block_q": True}}),
     "option float": (TypeError, "found float 64.0",
                      {"kernel_options": {"block_q": 64.0}}),
+    "option flag": (TypeError, "'deterministic'.* must be True or False, found int 1",
+                    {"kernel_options": {"deterministic": 1}}),
     "option zero": (ValueError, "at least 1, found {'block_q': 0}.\nPass",
                     {"kernel_options": {"block_q": 0}}),
     "scale array": (TypeError, r"the array f32\[\]\.\nFor a learned temperature",
