@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_plain import attention as plain_attention
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 import pliax as px
@@ -25,7 +25,6 @@ from pliax.kernels.attention.mosaic_gpu_vjp import _turns, heads_together
 from pliax.kernels.attention.refinement import refined
 
 
-@settings(max_examples=25)
 @given(
     seen=hnp.arrays(bool, st.tuples(st.just(2), st.integers(1, 4), st.integers(1, 4))),
     ragged=st.tuples(st.integers(0, 63), st.integers(0, 63)),

@@ -76,7 +76,6 @@ def visited(of: Layout, lists, shape):
     return counts
 
 
-@settings(max_examples=20)
 @given(
     seed=seeds,
     sizes=st.tuples(
