@@ -106,7 +106,8 @@ def _sorted(
     places: Int32[Array, "N"], values: Float[Array, "N"], count: int
 ) -> Float[Array, "M"]:
     """Each place's, which lie side by side."""
-    # Of unsigned keys alone XLA makes a radix sort, which is the same in every run.
+    # For one array by unsigned keys XLA calls CUB's radix sort (its sort_rewriter.cc);
+    # all of its sorts are the same in every run.
     keys, values = lax.sort((places.astype(jnp.uint32), values), is_stable=False)
     differs = keys[1:] != keys[:-1]
     is_first, is_last = (
