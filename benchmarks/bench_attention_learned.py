@@ -2,13 +2,15 @@
 
     XLA_PYTHON_CLIENT_PREALLOCATE=false python benchmarks/bench_attention_learned.py
 
-Forward and backward of five causal programs, with and without gradients of what their
-score_mod captured: 16 heads, bfloat16, batch 4. `pliax` is its default, `pliax xla`
-what runs elsewhere, `formula` the same in bfloat16 over whole scores, head by head, and
-`torch flex` torch's compiled flex_attention, with the options that it finds where its
-default ones fit no GPU. Errors are distances from the formula in float64: of the
-learned gradient, or, without, of dq of one head. `--programs`, `--lengths` and
-`--channels` run a part; parts of the same tree and device are merged in the file.
+Forward and backward of six causal programs, with and without gradients of what their
+score_mod captured: 16 heads, bfloat16, batch 4. `pliax` is its default, `pliax atomic`
+the same with sums in any order, `pliax xla` what runs elsewhere, `formula` the same in
+bfloat16 over whole scores, head by head, and `torch flex` torch's compiled
+flex_attention, with the options that it finds where its default ones fit no GPU. Errors
+are distances from the formula in float64: of the learned gradient, or, without, of dq
+of one head; `same_bits` says whether two calls agree in these. `--programs`,
+`--lengths` and `--channels` run a part; parts of the same tree and device are merged in
+the file.
 """
 
 import argparse
@@ -30,6 +32,7 @@ from pliax.kernels import masks
 
 OUTPUT = harness.RESULTS / "attention_learned_gpu.json"
 BUCKETS, DISTANCE = 32, 128  # of T5 (Raffel et al., 2020)
+RIVALS = "pliax", "pliax atomic", "pliax xla", "formula", "torch flex"
 TORCH = {"torch flex": None, "torch flex autotuned": "max-autotune-no-cudagraphs"}
 
 
@@ -47,6 +50,7 @@ PROGRAMS = {
     "slopes": lambda c, table, S: lambda s, b, h, q, k: s - c[h] * (q - k),
     "distances": lambda c, table, S: lambda s, b, h, q, k: s + c[h, q - k + S],
     "buckets": lambda c, table, S: lambda s, b, h, q, k: s + c[table[q - k + S], h],
+    "gaps": lambda c, table, S: lambda s, b, h, q, k: s + c[h, abs(q - k)],
     "keys": lambda c, table, S: lambda s, b, h, q, k: s + c[h, k],
     "pairs": lambda c, table, S: lambda s, b, h, q, k: s + c[h, q, k],
 }
@@ -75,6 +79,7 @@ class Workload:
             "slopes": (self.H,),
             "distances": (self.H, 2 * self.S),
             "buckets": (BUCKETS, self.H),
+            "gaps": (self.H, self.S),
             "keys": (self.H, self.S),
             "pairs": (self.H, self.S, self.S),
         }
@@ -104,15 +109,16 @@ def in_jax(attend: Any, workload: Workload, *arrays: Any) -> Any:
     return jax.vjp(attend, *given)[1](d_out)
 
 
-def ours(workload: Workload, implementation: str | None) -> Any:
+def ours(workload: Workload, implementation: str | None, **options: Any) -> Any:
     S, table = workload.S, jnp.asarray(workload.table())
     mask = px.create_block_mask(masks.causal, None, None, S, S)
 
     def attend(q: Any, k: Any, v: Any, captured: Any) -> Any:
         mod = PROGRAMS[workload.program](captured, table, S)
         return px.flex_attention(
-            q, k, v, score_mod=mod, block_mask=mask, implementation=implementation
-        )
+            q, k, v, score_mod=mod, block_mask=mask, implementation=implementation,
+            kernel_options=options or None,
+        )  # fmt: skip
 
     return attend
 
@@ -209,6 +215,9 @@ def case(workload: Workload, rivals: list[str]) -> harness.Case:
     *qkv, d_out = workload.arrays()
     arguments = *qkv, jnp.asarray(workload.captured), d_out
     attends = {"pliax": ours(workload, None), "pliax xla": ours(workload, "xla")}
+    if workload.is_learned:
+        atomic = ours(workload, "mosaic_gpu", deterministic=False)
+        attends["pliax atomic"] = atomic
     attends["formula"] = formula(workload)
     return harness.Case(
         workload.name,
@@ -225,12 +234,13 @@ def case(workload: Workload, rivals: list[str]) -> harness.Case:
         ),
         {"S": workload.S, "D": workload.D, "B": workload.B, "H": workload.H},
         partial(in_torch, workload) if "torch flex" in rivals else tuple,
+        is_repeated=True,
     )
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    programs, rivals = list(PROGRAMS), ["pliax", "pliax xla", "formula", "torch flex"]
+    programs, rivals = list(PROGRAMS), list(RIVALS)
     parser.add_argument("--programs", nargs="+", choices=programs, default=programs)
     parser.add_argument("--lengths", nargs="+", type=int, default=[4096])
     parser.add_argument("--channels", nargs="+", type=int, default=[64, 128])

@@ -85,7 +85,8 @@ class Foreign:
 class Case:
     """One question: sizes for the record, a float64 oracle, and who answers.
 
-    What `foreign` gives is made when it is the case's turn.
+    What `foreign` gives is made when it is the case's turn. Where it `is_repeated` each
+    row says whether another call gives the same bits.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Case:
     rivals: tuple[Rival, ...]
     sizes: dict[str, int] = field(default_factory=dict)
     foreign: Callable[[], Iterable[Foreign]] = tuple
+    is_repeated: bool = False
 
 
 # An instruction of the compiled program, or its start where it is asynchronous.
@@ -232,6 +234,7 @@ def _measure(case: Case, samples: int, calls: int) -> list[dict[str, Any]]:
     entries: list[Any] = [compile_rival(rival) for rival in case.rivals]
     entries += [_ForeignEntry(rival) for rival in case.foreign()]
     errors = [entry_errors(entry, golden) for entry in entries]  # and a warm-up
+    notes = [same_bits(x) if case.is_repeated else {} for x in entries]
     queues = [_queue(entry, calls) for entry in entries]
     times: list[list[float]] = [[] for _ in entries]
     for _ in range(samples):
@@ -239,8 +242,8 @@ def _measure(case: Case, samples: int, calls: int) -> list[dict[str, Any]]:
             if sum(mine) * n * getattr(entry.rival, "times", 1) < _MOST_OF_A_RIVAL_MS:
                 mine.append(entry.sample(n))
     rows = [
-        table_row(case, entry, error, mine)
-        for entry, error, mine in zip(entries, errors, times, strict=True)
+        table_row(case, entry, error, mine) | note
+        for entry, error, mine, note in zip(entries, errors, times, notes, strict=True)
     ]
     for row in rows:
         _report(row)
@@ -325,6 +328,13 @@ def entry_errors(entry: _Entry | _ForeignEntry, golden: Any) -> tuple[float, flo
     return float(max(g.max() for g in gaps)), float(np.concatenate(gaps).mean())
 
 
+def same_bits(entry: _Entry | _ForeignEntry) -> dict[str, bool]:
+    """Whether two calls give the same."""
+    first, second = (jax.tree.leaves(entry.outcome()) for _ in range(2))
+    pairs = zip(first, second, strict=True)
+    return {"same_bits": all(np.array_equal(*x, equal_nan=True) for x in pairs)}
+
+
 def table_row(
     case: Case,
     entry: _Entry | _ForeignEntry,
@@ -350,6 +360,7 @@ def _report(row: dict[str, Any]) -> None:
         "compile_s": "compile {:5.2f} s",
         "hlo_instructions": "{} HLO",
         "kernels_ms": "kernels {:.3f} ms",
+        "same_bits": "same bits {}",
     }
     print(
         f"{row['case']:>24} {row['rival']:<30} {row['median_ms']:9.3f} ms  "

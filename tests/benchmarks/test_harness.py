@@ -216,3 +216,21 @@ def test_a_step_on_many_devices_is_that_of_one_and_travels_twice_a_shape(tmp_pat
     for name in ("sharded", "replicated"):
         found = rows[name]["median_ms"] * rows[name]["efficiency"] * 4
         np.testing.assert_allclose(found, rows["one device"]["median_ms"])
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_rows_of_a_repeated_case_say_whether_calls_agree(is_same, tmp_path):
+    calls = iter(range(100))
+
+    def start():
+        return np.asarray(0 if is_same else next(calls))
+
+    case = harness.Case(
+        "one",
+        lambda: np.zeros(()),
+        (harness.Rival("ours", jnp.sin, (jnp.ones(3),), jnp.sum),),
+        foreign=lambda: [harness.Foreign("other", start, lambda: None)],
+        is_repeated=True,
+    )
+    record = harness.run([case], samples=1, output=tmp_path / "record.json")
+    assert [x["same_bits"] for x in record["rows"]] == [True, is_same]
