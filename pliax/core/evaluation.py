@@ -96,11 +96,13 @@ def _results(eqn: Any, values: Sequence[Any]) -> Sequence[Any]:
 def extend(
     env: dict[Any, Any], equations: Sequence[Any], rules: Rules = _NO_RULES
 ) -> None:
-    """Puts the results of equations where their operands are, which vary alike.
+    """Adds the results of equations to an environment, in place.
+
+    Operands of one equation are made to vary over mesh axes alike.
 
     Args:
         env: Of each variable, its value.
-        equations: In order.
+        equations: In order, traced where they are evaluated or outside `jax.shard_map`.
         rules: By name of a primitive, what computes results of an equation and its
             operands in its place.
     """

@@ -168,11 +168,15 @@ def _mosaic_gpu(**rest: Any) -> derivatives.Kernel:
     from .mosaic_gpu_limits import has_backward
 
     scale, splits = rest["scale"], rest.get("splits")
+    ordered = rest.get("deterministic")
     asked = {x: rest[x] for x in configs.OPTIONS if x in rest}
     options = {"scale": scale, "interpret": "interpret" in rest, "asked": asked}
 
     def backward(arrays: Any, *args: Any) -> Any:
         if not has_backward(args[1]):
+            if ordered and derivatives.floating_captures(args[0]):
+                size = args[1].block_size
+                raise _unordered(f"with block_size={size} they are those of xla")
             return _backward_by_xla(arrays, *args, scale=scale)
         gradients = mosaic_gpu_vjp.backward(arrays, *args, **options)
         return gradients, captured_gradients(arrays, *args)
@@ -184,11 +188,13 @@ def _mosaic_gpu(**rest: Any) -> derivatives.Kernel:
         static = {
             "scale": scale,
             "interpret": options["interpret"],
-            "deterministic": bool(rest.get("deterministic", True)),
+            "deterministic": ordered,
         }
         try:
             return mosaic_gpu_captured.gradients_of_captured(*given, **static)
-        except Inseparable:
+        except Inseparable as reason:
+            if ordered:
+                raise _unordered(reason) from None
             return _captured_gradients(*given, scale=scale)
 
     forward = partial(mosaic_gpu_decoding.forward, splits=splits, **options)
@@ -199,6 +205,14 @@ def _mosaic_gpu(**rest: Any) -> derivatives.Kernel:
         definition=partial(_define, scale=scale),
         multiplies_hidden=True,
         inference=inference if "has_aux" in rest else None,
+    )
+
+
+def _unordered(reason: Any) -> NotImplementedError:
+    return NotImplementedError(
+        "flex_attention: kernel_options['deterministic'] is True, but gradients of "
+        f"what score_mod captured are summed in no order: {reason}.\nLeave it out, or "
+        'ask XLA: jax.jit(..., compiler_options={"xla_gpu_deterministic_ops": True}).'
     )
 
 
@@ -351,14 +365,15 @@ def flex_attention(
             or shared memory cannot hold becomes the next smaller. "triton" reads the
             same names, blocks being powers of two from 16 on, and `warps` and
             `bwd_warps`, which share a tile. For "mosaic_gpu" also `deterministic`:
-            gradients of captured arrays, of which several scores share what they look
-            up, are summed in one order by default; False lets XLA scatter them with
-            atomic additions, in another order in each run. And `interpret`, 1 to run
-            the kernels in JAX's interpreter, on any device, slowly. Its kernels wait
-            for each other in XLA's threads, of which a CPU has one a core, and for 32
-            places for computations in flight: set the environment's PJRT_NPROC to 16
-            and JAX's option jax_cpu_enable_async_dispatch to False before its first
-            computation, or they may wait forever.
+            gradients of captured arrays are summed in one order where its kernels make
+            them, if not in a loop or a branch of the mod; True refuses all others, and
+            False lets XLA scatter what several scores share with atomic additions, in
+            another order in each run. And `interpret`, 1 to run the kernels in JAX's
+            interpreter, on any device, slowly. Its kernels wait for each other in XLA's
+            threads, of which a CPU has one a core, and for 32 places for computations
+            in flight: set the environment's PJRT_NPROC to 16 and JAX's option
+            jax_cpu_enable_async_dispatch to False before its first computation, or they
+            may wait forever.
 
     Returns:
         The output, (B, T, H, V), in the query's dtype; with `return_aux` the pair

@@ -236,7 +236,7 @@ def check_scale(scale: Any, head_dimension: int, dtype: Any) -> float:
 def check_kernel_options(
     kernel_options: Any, block_mask: Any, implementation: str | None
 ) -> dict[str, int]:
-    """Names to integers of at least 1, or of FLAGS, which are 0 or 1.
+    """Names to integers of at least 1, or of FLAGS, True or False.
 
     The fused kernels cut a mask's blocks, those of "xla" are the mask's.
 
@@ -252,7 +252,9 @@ def check_kernel_options(
             "flex_attention: kernel_options must be a dict from names to integers, "
             f"found {kind_of(kernel_options)}.\n{remedy}"
         )
-    flags = {name: _flag(name, x) for name, x in options.items() if name in FLAGS}
+    flags: dict[str, int] = {
+        name: _flag(name, x) for name, x in options.items() if name in FLAGS
+    }
     options = {
         name: integer("flex_attention", f"kernel_options[{name!r}]", n, remedy)
         for name, n in options.items()
@@ -286,13 +288,13 @@ def check_kernel_options(
     return options | flags
 
 
-def _flag(name: str, x: Any) -> int:
+def _flag(name: str, x: Any) -> bool:
     if not isinstance(x, bool | np.bool_):
         raise TypeError(
             f"flex_attention: kernel_options[{name!r}] must be True or False, found "
             f"{kind_of(x)}.\nLeave it out for True."
         )
-    return int(x)
+    return bool(x)
 
 
 def _check_unit(name: str, n: int) -> None:

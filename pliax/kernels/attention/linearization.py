@@ -161,14 +161,18 @@ class Linearization:
         sums: Sequence[Array],
         sizes: Mapping[str, int],
         *,
-        deterministic: bool = True,
+        deterministic: bool | None = None,
     ) -> tuple[Array, ...]:
         """Of the floating captured arrays, in at least float32.
 
         Args:
             sums: For each leaf, over what it has no axis of.
             sizes: Sequences, heads, queries and keys, by "bhqk".
-            deterministic: Whether to add in one order what belongs to one element.
+            deterministic: Whether to add in one order what belongs to one element:
+                None where that can be, True or an error.
+
+        Raises:
+            Inseparable: If it is True, and some has no order.
         """
         floating = floating_captures(self.score_mod)
         zeros = [jnp.zeros(x.shape, x.dtype) for x in floating]
@@ -180,7 +184,9 @@ class Linearization:
         like, transpose = jax.vjp(values, *vary(zeros, varying_axes(sums)))
         pairs = zip(sums, like, strict=True)
         given = [x.reshape(y.shape).astype(y.dtype) for x, y in pairs]
-        return tuple(in_order(transpose, given) if deterministic else transpose(given))
+        if deterministic is False:
+            return tuple(transpose(given))
+        return tuple(in_order(transpose, given, is_strict=bool(deterministic)))
 
     def check(self, sizes: Mapping[str, int]) -> None:
         """Whether XLA may scatter what is looked up by both a query and a key.

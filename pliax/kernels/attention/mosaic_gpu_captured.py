@@ -10,8 +10,8 @@ of captured arrays of these sums.
 Rows are queries, or keys for sums by key: those of one query head, also where heads
 share keys. A row's sums are in registers. Those along the diagonals of each tile are
 made in shared memory, and pairs are not added; both are written tile by tile. Where no
-tile is visited nothing is written, and what is found there is left out. All sums are in
-one order, in every run.
+tile is visited nothing is written, and what is found there is left out. All sums of the
+kernel are in one order, in every run.
 """
 
 import math
@@ -69,7 +69,7 @@ def gradients_of_captured(
     cotangents: tuple[Array, Array],
     *,
     scale: float,
-    deterministic: bool = True,
+    deterministic: bool | None = None,
     interpret: bool = False,
 ) -> tuple[Array, ...]:
     """Gradients of the floating arrays that `score_mod` captured.
@@ -81,7 +81,7 @@ def gradients_of_captured(
         results: The output, and each row's maximum and log-sum.
         cotangents: Of the output and the log-sum-exp.
         scale: What scores are multiplied by.
-        deterministic: Whether sums have one order, in every run.
+        deterministic: Whether sums have one order, in every run: None where they can.
         interpret: Whether to run in Pallas's interpreter.
 
     Raises:

@@ -301,3 +301,32 @@ def test_the_kernels_of_all_kinds_of_sums_lower_for_a_gpu(name, parts, monkeypat
 
     lowered = jax.jit(jax.grad(loss)).trace(floats).lower(lowering_platforms=("cuda",))
     assert lowered.as_text().count("mosaic_gpu") >= 2
+
+
+@pytest.mark.parametrize("way", ["half precision", "loop", "blocks"])
+def test_where_sums_have_no_order_that_is_refused_if_one_is_asked_for(way):
+    arrays = [gaussian(n, (1, 64, 1, 64), jnp.bfloat16) for n in range(3)]
+    places = jnp.asarray([0, 2, 2, 5])
+
+    def loss(table, **options):
+        def score(s, b, h, q, k):
+            if way == "loop":
+                rows = jax.lax.map(lambda n: table[places] * n, table[:4])
+                return s + rows[q % 4, k % 4]
+            table_in_half = table.astype(jnp.bfloat16)
+            return s + table_in_half[(q + k) % 8].astype(jnp.float32)
+
+        out = px.flex_attention(
+            *arrays, score_mod=score, block_mask=mask, implementation="mosaic_gpu",
+            kernel_options=options | {"interpret": 1},
+        )  # fmt: skip
+        return jnp.sum(out.astype(jnp.float32))
+
+    mask = None
+    if way == "blocks":
+        causal = px.kernels.masks.causal
+        mask = px.create_block_mask(causal, None, None, 64, 64, block_size=(96, 64))
+    table = gaussian(3, (8,))
+    assert "scatter-add" in str(jax.make_jaxpr(jax.grad(loss))(table))
+    with pytest.raises(NotImplementedError, match=r"in no order.*\n.*XLA"):
+        jax.make_jaxpr(jax.grad(partial(loss, deterministic=True)))(table)

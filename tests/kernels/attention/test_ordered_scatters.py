@@ -10,6 +10,7 @@ from jax import lax
 
 from pliax.kernels.attention import ordered_scatters
 from pliax.kernels.attention.ordered_scatters import in_order
+from pliax.kernels.attention.separation import Inseparable
 
 
 MODES = ("promise_in_bounds", "clip", "drop")
@@ -66,7 +67,7 @@ def test_gradients_of_lookups_are_in_one_order(name):
     x = normal(0, (3, 4))
     y, transpose = jax.vjp(LOOKUPS[name], x)
     d_y = normal(1, y.shape)
-    (found,), (wanted,) = in_order(transpose, d_y), transpose(d_y)
+    (found,), (wanted,) = in_order(transpose, d_y, is_strict=True), transpose(d_y)
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
     assert scattered(transpose, d_y)
     assert not scattered(lambda x: in_order(transpose, x), d_y)
@@ -99,3 +100,41 @@ def test_additions_to_places_of_their_own_stay():
         return (jnp.zeros(4).at[jnp.arange(3)].add(x, unique_indices=True),)
 
     assert scattered(lambda x: in_order(add, x), jnp.ones(3)) == 1
+
+
+LEFT = {
+    "in a loop": lambda x: lax.map(lambda n: x[jnp.asarray([0, 2, 2])] * n, x[0]),
+    "in a branch": lambda x: lax.cond(
+        x[0, 0] > 0, lambda x: x[jnp.asarray([0, 2, 2])], lambda x: 2 * x, x
+    ),
+    "of windows": lambda x: lax.reduce_window(
+        x, -jnp.inf, lax.max, (2, 2), (1, 1), "SAME"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_stays_as_it_is_is_refused_where_that_is_asked_for(name):
+    x = normal(0, (3, 4))
+    y, transpose = jax.vjp(LEFT[name], x)
+    (found,), (wanted,) = in_order(transpose, y), transpose(y)
+    np.testing.assert_array_equal(found, wanted)
+    with pytest.raises(Inseparable, match="in a loop or branch"):
+        in_order(transpose, y, is_strict=True)
+
+
+def test_very_many_additions_stay_as_they_are(monkeypatch):
+    monkeypatch.setattr(ordered_scatters, "_COMPARED_ANYWAY", 0)
+    monkeypatch.setattr(ordered_scatters, "_SORTED", 2)
+    y, transpose = jax.vjp(lambda x: x[jnp.asarray([2, 0, 2])], normal(0, (5,)))
+    assert scattered(lambda y: in_order(transpose, y), y) == 1
+    with pytest.raises(Inseparable, match="very many"):
+        in_order(transpose, y, is_strict=True)
+
+
+def test_additions_of_integers_have_one_result_in_any_order():
+    def add(x):
+        return (jnp.zeros(2, x.dtype).at[jnp.asarray([1, 1, 0])].add(x),)
+
+    (found,) = in_order(add, jnp.asarray([100, 100, 3], jnp.int8), is_strict=True)
+    np.testing.assert_array_equal(found, [3, -56])
