@@ -292,7 +292,7 @@ def _flag(name: str, x: Any) -> bool:
     if not isinstance(x, bool | np.bool_):
         raise TypeError(
             f"flex_attention: kernel_options[{name!r}] must be True or False, found "
-            f"{kind_of(x)}.\nLeave it out for True."
+            f"{kind_of(x)}.\nLeave it out to refuse nothing."
         )
     return bool(x)
 
