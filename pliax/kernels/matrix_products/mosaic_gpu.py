@@ -4,7 +4,8 @@ One warpgroup moves pieces of A and B, 64 deep, into shared memory. Two others m
 tiles of 128 x 128 by turns: while one rounds and stores its tile, the tensor cores work
 for the other. They need no barrier for that: pieces come in the order of the tiles. Of
 a symmetric product the tiles on and below the diagonal are made, and each is stored a
-second time, transposed.
+second time, transposed. What the last round lacks for all multiprocessors is made as
+quarters of tiles.
 
 Two thread blocks may make neighbouring tiles: each loads a half of the rows that both
 need, for both (TMA multicast). Without that the second-level cache is the limit: 72
@@ -124,6 +125,18 @@ class _Kernel:
             **options,
         )(*given.values())
 
+    def together(self, side: int) -> int:
+        """How many pieces of a tile, or of a quarter, a stage holds.
+
+        Two of a quarter, one below the other, in the place of one of a tile.
+        """
+        has_rows = self.kind.transposed == "right"  # so that half of them are together
+        return 2 if side == HALF and has_rows and self.steps % 2 == 0 else 1
+
+    def fillings(self, side: int) -> int:
+        """Of stages, for a tile or for a quarter."""
+        return self.steps // self.together(side)
+
     def scratch(self) -> tuple[Any, ...]:
         """Shared memory and barriers, as `_Scratch` names them."""
         memory = partial(shared_memory, self.dtype)
@@ -138,6 +151,9 @@ class _Kernel:
             memory(STAGES, *right),
             memory(MAKERS, TILE // HALF, TILE, HALF),
             plgpu.Barrier(num_barriers=MAKERS * STAGES, num_arrivals=2),
+            plgpu.Barrier(
+                num_barriers=MAKERS * STAGES, num_arrivals=2 * self.together(HALF)
+            ),
             free,
             plgpu.Barrier(num_barriers=MAKERS, num_arrivals=TILE // HALF),
         )
@@ -149,6 +165,7 @@ class _Scratch:
     right: Any
     tiles: Any  # of each maker, as panels of 64 columns
     here: Any  # barriers of a stage: loaded, for the maker whose tile it is
+    quarter_here: Any  # or whose quarter
     free: Any  # of a stage: read, by all who share it
     addend_here: Any
 
@@ -172,11 +189,11 @@ class _ThreadBlock:
             pl.loop(i32(0), whole)(partial(self.move, side=TILE))
             if self.kernel.schedule.quarters:
                 pl.loop(whole, total)(partial(self.move, side=HALF))
-            pieces = total * self.kernel.steps
+            end = self.first_filling(total, HALF)
 
-            @pl.loop(jnp.maximum(pieces - STAGES, 0), pieces)
-            def _(piece: Any) -> None:  # nobody leaves before all have read
-                plgpu.barrier_wait(self.scratch.free.at[_stage(piece)])
+            @pl.loop(jnp.maximum(end - STAGES, 0), end)
+            def _(filling: Any) -> None:  # nobody leaves before all have read
+                plgpu.barrier_wait(self.scratch.free.at[_stage(filling)])
 
         @pl.when(group != MOVER)
         def _() -> None:
@@ -213,6 +230,18 @@ class _ThreadBlock:
             column = 2 * column + lax.axis_index("pair")
         return matrix, row * TILE + below, column * TILE + beside
 
+    def first_filling(self, n: Any, side: int) -> Any:
+        """How often stages are filled before the n-th tile, a quarter from `side`."""
+        whole = n if side == TILE else self.counts[0]
+        quarters = (n - whole) * self.kernel.fillings(HALF)
+        return whole * self.kernel.fillings(TILE) + quarters
+
+    def here(self, group: Any, filling: Any, side: int) -> Any:
+        """The barrier at which a maker waits for what fills a stage."""
+        scratch = self.scratch
+        barriers = scratch.here if side == TILE else scratch.quarter_here
+        return barriers.at[group * STAGES + _stage(filling)]
+
     # --- the warpgroup that moves pieces ---
 
     def move(self, n: Any, side: int) -> None:
@@ -224,23 +253,28 @@ class _ThreadBlock:
         rows = TILE if transposed == "left" else side
         columns = side if transposed == "right" else TILE
 
-        @pl.loop(i32(0), i32(self.kernel.steps))
-        def _(step: Any) -> None:
-            piece = n * self.kernel.steps + step
-            stage, deep = _stage(piece), pl.ds(step * DEPTH, DEPTH)
-            pl.when(piece >= STAGES)(lambda: plgpu.barrier_wait(scratch.free.at[stage]))
-            here = scratch.here.at[lax.rem(n, i32(MAKERS)) * STAGES + stage]
-            at = self.turned("left", pl.ds(row, rows), deep)
-            to = self.turned("left", pl.ds(0, rows), slice(None))
-            plgpu.copy_gmem_to_smem(
-                left.at[(matrix, *at)], scratch.left.at[(stage, *to)], here,
-                collective_axes=sharing,
-            )  # fmt: skip
-            at = self.turned("right", deep, pl.ds(column, columns))
-            to = self.turned("right", slice(None), pl.ds(0, columns))
-            plgpu.copy_gmem_to_smem(
-                right.at[(matrix, *at)], scratch.right.at[(stage, *to)], here
-            )
+        together, first = self.kernel.together(side), self.first_filling(n, side)
+
+        @pl.loop(i32(0), i32(self.kernel.fillings(side)))
+        def _(turn: Any) -> None:
+            filling = first + turn
+            stage, group = _stage(filling), lax.rem(n, i32(MAKERS))
+            wait = partial(plgpu.barrier_wait, scratch.free.at[stage])
+            pl.when(filling >= STAGES)(wait)
+            for part in range(together):
+                deep = pl.ds((turn * together + part) * DEPTH, DEPTH)
+                at = self.turned("left", pl.ds(row, rows), deep)
+                to = self.turned("left", pl.ds(part * HALF, rows), slice(None))
+                plgpu.copy_gmem_to_smem(
+                    left.at[(matrix, *at)], scratch.left.at[(stage, *to)],
+                    self.here(group, filling, side), collective_axes=sharing,
+                )  # fmt: skip
+                at = self.turned("right", deep, pl.ds(column, columns))
+                to = self.turned("right", slice(None), pl.ds(part * HALF, columns))
+                plgpu.copy_gmem_to_smem(
+                    right.at[(matrix, *at)], scratch.right.at[(stage, *to)],
+                    self.here(group, filling, side),
+                )  # fmt: skip
 
     def turned(self, factor: str, *place: Any) -> tuple[Any, ...]:
         """A place in one of the factors, of which the transpose may be given."""
@@ -302,39 +336,36 @@ class _ThreadBlock:
 
     def multiply(self, group: Any, n: Any, side: int, acc: Any) -> Any:
         """The sum of all pieces, in float32."""
-        steps = i32(self.kernel.steps)
-        pl.loop(i32(0), steps)(partial(self.multiply_piece, group, n, side, acc))
+        first, fillings = self.first_filling(n, side), i32(self.kernel.fillings(side))
+
+        @pl.loop(i32(0), fillings)
+        def _(turn: Any) -> None:
+            filling = first + turn
+            plgpu.barrier_wait(self.here(group, filling, side))
+            for part in range(self.kernel.together(side)):
+                plgpu.wgmma(acc, *self.factors(_stage(filling), part, side))
+            plgpu.wgmma_wait(self.kernel.together(side))
+            pl.when(turn > 0)(lambda: self.release(filling - 1))
+
         plgpu.wgmma_wait(0)
-        self.release((n + 1) * steps - 1)
+        self.release(first + fillings - 1)
         return acc[...]
 
-    def multiply_piece(
-        self, group: Any, n: Any, side: int, acc: Any, step: Any
-    ) -> None:
-        """Adds the product of two pieces."""
-        scratch, kind = self.scratch, self.kernel.kind
-        piece = n * self.kernel.steps + step
-        stage = _stage(piece)
-        plgpu.barrier_wait(scratch.here.at[group * STAGES + stage])
-        at = {
-            "left": self.turned("left", pl.ds(0, side), slice(None)),
-            "right": self.turned("right", slice(None), pl.ds(0, side)),
-        }
-        pieces = {
-            "left": scratch.left.at[(stage, *at["left"])],
-            "right": scratch.right.at[(stage, *at["right"])],
-        }
-        factors = [
-            x.transpose((1, 0)) if kind.transposed == factor else x
+    def factors(self, stage: Any, part: int, side: int) -> list[Any]:
+        """Pieces of both, as they are multiplied."""
+        scratch, rows = self.scratch, pl.ds(part * HALF, side)
+        left = scratch.left.at[(stage, *self.turned("left", rows, slice(None)))]
+        right = scratch.right.at[(stage, *self.turned("right", slice(None), rows))]
+        pieces = {"left": left, "right": right}
+        is_turned = self.kernel.kind.transposed
+        return [
+            x.transpose((1, 0)) if is_turned == factor else x
             for factor, x in pieces.items()
         ]
-        plgpu.wgmma(acc, *factors)
-        plgpu.wgmma_wait(1)
-        pl.when(step > 0)(lambda: self.release(piece - 1))
 
-    def release(self, piece: Any) -> None:
+    def release(self, filling: Any) -> None:
         """Its shared memory may be written."""
-        plgpu.barrier_arrive(self.scratch.free.at[_stage(piece)])
+        plgpu.barrier_arrive(self.scratch.free.at[_stage(filling)])
 
     def store(
         self, matrix: Any, row: Any, column: Any, panels: list[Any], parts: list[Any]
@@ -357,8 +388,8 @@ class _ThreadBlock:
             _send(panels, _columns(result, column, row, panels))
 
 
-def _stage(piece: Any) -> Any:
-    return lax.rem(piece, i32(STAGES))
+def _stage(filling: Any) -> Any:
+    return lax.rem(filling, i32(STAGES))
 
 
 def _on_diagonal(shape: tuple[int, ...], row: Any, column: Any) -> Any:
