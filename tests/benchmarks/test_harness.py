@@ -73,6 +73,7 @@ def test_parts_of_one_tree_and_device_are_merged(other, tmp_path):
 
     def run(number, rows):
         record = {"tree": "t", "device": "d", "command": f"c{number}", "date": "now"}
+        record["settings"] = {"XLA_FLAGS": f"--s{number}"}
         if number == 2 and other:
             record[other] = "another"
         whole = harness.merged(output, record, rows, lambda row: row["name"])
@@ -84,8 +85,10 @@ def test_parts_of_one_tree_and_device_are_merged(other, tmp_path):
     found = run(2, [{"name": "b", "ms": 3}])
     first = [] if other else [{"name": "a", "ms": 1}]
     assert found["rows"] == [*first, {"name": "b", "ms": 3}]
-    commands = [part["command"] for part in found["parts"]]
-    assert commands == (["c2"] if other else ["c1", "c2"]) and found["command"] == "c2"
+    runs = [(part["command"], *part["settings"].values()) for part in found["parts"]]
+    last = ("c2", "--s2")
+    assert runs == ([last] if other else [("c1", "--s1"), last])
+    assert found["command"] == "c2"
 
 
 def test_runs_of_parts_leave_one_complete_file(tmp_path):
