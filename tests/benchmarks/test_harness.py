@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +73,8 @@ def test_parts_of_one_tree_and_device_are_merged(other, tmp_path):
     output = tmp_path / "record.json"
 
     def run(number, rows):
-        record = {"tree": "t", "device": "d", "command": f"c{number}", "date": "now"}
+        record: dict[str, Any] = {"tree": "t", "device": "d", "date": "now"}
+        record["command"] = f"c{number}"
         record["settings"] = {"XLA_FLAGS": f"--s{number}"}
         if number == 2 and other:
             record[other] = "another"
