@@ -256,7 +256,7 @@ def check_kernel_options(
         name: _flag(name, x) for name, x in options.items() if name in FLAGS
     }
     options = {
-        name: integer("flex_attention", f"kernel_options[{name!r}]", n, remedy)
+        name: _number(name, n, remedy)
         for name, n in options.items()
         if name not in FLAGS
     }
@@ -286,6 +286,12 @@ def check_kernel_options(
             "Leave kernel_options out, and pass block_size to create_block_mask."
         )
     return options | flags
+
+
+def _number(name: str, x: Any, remedy: str) -> int:
+    if isinstance(x, bool | np.bool_):
+        remedy = f"Options that are True or False: {', '.join(FLAGS)}."
+    return integer("flex_attention", f"kernel_options[{name!r}]", x, remedy)
 
 
 def _flag(name: str, x: Any) -> bool:
