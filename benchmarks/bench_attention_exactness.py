@@ -111,6 +111,10 @@ CASES = [
     Case("soft cap, unseen", 700, 64, 64, dtype="float16"),
     Case("table, unseen", 700, 128, 128),
     Case("soft cap, unseen", 500, 256, 256),
+    *(Case("causal", 1000, D, D) for D in (32, 80, 96)),
+    Case("alibi", 257, 80, 80, dtype="float16"),
+    Case("table", 4095, 64, 64, H=2, K=2),
+    Case("table", 257, 80, 80, H=4, K=1, dtype="float16"),
 ]
 
 

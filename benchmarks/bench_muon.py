@@ -178,13 +178,10 @@ def torch_optimizer(is_adamw: bool, params: Any, grads: Any) -> harness.Foreign:
 
     first = leaves[: len(params["layer_0"])]  # layers are in the order of their names
 
-    def start() -> Any:
-        optimizer.step()
-        found = [W.detach().T.cpu().numpy() for W in first]
-        first.clear()  # later steps are not predicted
-        return found
+    def outcome(_: Any) -> Any:
+        return [W.detach().T.cpu().numpy() for W in first]
 
-    return harness.Foreign("torch", start, torch.cuda.synchronize)
+    return harness.Foreign("torch", optimizer.step, torch.cuda.synchronize, outcome)
 
 
 def _in_bfloat16(tx: Any) -> optax.GradientTransformation:

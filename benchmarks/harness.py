@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -72,13 +73,15 @@ class Foreign:
 
     Attributes:
         name: Of the rival.
-        start: Starts a call, and gives what the oracle predicts of the first.
+        start: Starts a call.
         wait: Until all calls are done.
+        outcome: Of the result of a call, what the oracle predicts; it is not timed.
     """
 
     name: str
     start: Callable[[], Any]
     wait: Callable[[], None]
+    outcome: Callable[[Any], Any] = lambda result: result
 
 
 @dataclass(frozen=True)
@@ -182,8 +185,8 @@ class _ForeignEntry:
         return 1e3 * (time.perf_counter() - start) / calls
 
     def outcome(self) -> Any:
-        """What the oracle predicts."""
-        return self.rival.start()
+        """What the oracle predicts of the first call."""
+        return self.rival.outcome(self.rival.start())
 
     def record(self) -> dict[str, Any]:
         """Nothing: no compiler is asked."""
@@ -382,7 +385,7 @@ def environment_record() -> dict[str, Any]:
         "commit": _git("rev-parse", "HEAD") or "none",
         "dirty": bool(_git("status", "--porcelain", *_BUT_RESULTS)),
         "tree": _tree(),
-        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {
             "python": platform.python_version(),

@@ -106,7 +106,8 @@ def check_options(operation: str, backend: Backend, options: dict[str, Any]) -> 
         known = ", ".join(backend.options) or "none"
         raise ValueError(
             f"{operation}: kernel_options {unknown} are unknown to "
-            f"implementation={backend.name!r}, which reads: {known}."
+            f"implementation={backend.name!r}, which reads: {known}.\n"
+            "Name with implementation= whose options they are."
         )
     if (interpret := options.get("interpret", 1)) != 1:
         raise ValueError(

@@ -171,9 +171,9 @@ def test_no_side_of_a_fused_product_is_shorter_than_a_tile(monkeypatch):
 @pytest.mark.parametrize("sizes", [(5, 128, 256), (9, 128, 128), (1, 72, 200)])
 @pytest.mark.parametrize("transposed", [None, "left", "right"])
 @pytest.mark.parametrize("has_addend", [True, False])
-def test_the_last_round_in_quarters_is_exact(sizes, transposed, has_addend):
-    L, M, N = sizes
-    K, kind = 72, Kind(False, transposed)
+@pytest.mark.parametrize("K", [72, 192, 512])  # 2, 3 and 8 pieces
+def test_the_last_round_in_quarters_is_exact(sizes, transposed, has_addend, K):
+    (L, M, N), kind = sizes, Kind(False, transposed)
     A = normal(0, (L, K, M) if transposed == "left" else (L, M, K), BF16)
     B = normal(1, (L, N, K) if transposed == "right" else (L, K, N), BF16)
     C = normal(2, (L, M, N), BF16) if has_addend else None

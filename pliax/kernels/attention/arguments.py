@@ -290,7 +290,7 @@ def check_kernel_options(
 
 def _number(name: str, x: Any, remedy: str) -> int:
     if isinstance(x, bool | np.bool_):
-        remedy = f"Options that are True or False: {', '.join(FLAGS)}."
+        remedy += f" Options that are True or False: {', '.join(FLAGS)}."
     return integer("flex_attention", f"kernel_options[{name!r}]", x, remedy)
 
 
@@ -298,7 +298,8 @@ def _flag(name: str, x: Any) -> bool:
     if not isinstance(x, bool | np.bool_):
         raise TypeError(
             f"flex_attention: kernel_options[{name!r}] must be True or False, found "
-            f"{kind_of(x)}.\nLeave it out to refuse nothing."
+            f"{kind_of(x)}.\nPass True to refuse gradients whose sums have no order, "
+            "False to have them by atomic additions, or leave it out."
         )
     return bool(x)
 

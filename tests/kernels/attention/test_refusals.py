@@ -57,7 +57,7 @@ ATTENTION = {
     "options keys": (TypeError, "must be a dict.*\nPass", {"kernel_options": {1: 64}}),
     "option bool": (TypeError, r"\['block_q'\] must be an integer, found bool True",
                     {"kernel_options": {"block_q": True}}),
-    "option misspelt": (TypeError, r"found bool False\.\nOptions that are.* determin",
+    "option misspelt": (TypeError, r"found bool False\..*\n.*Options .* determin",
                         {"kernel_options": {"determinstic": False}}),
     "option float": (TypeError, "found float 64.0",
                      {"kernel_options": {"block_q": 64.0}}),
