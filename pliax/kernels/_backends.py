@@ -107,7 +107,7 @@ def check_options(operation: str, backend: Backend, options: dict[str, Any]) -> 
         raise ValueError(
             f"{operation}: kernel_options {unknown} are unknown to "
             f"implementation={backend.name!r}, which reads: {known}.\n"
-            "Name with implementation= whose options they are."
+            "Pass implementation= to name the one whose options they are."
         )
     if (interpret := options.get("interpret", 1)) != 1:
         raise ValueError(

@@ -163,18 +163,23 @@ def test_kernels_are_summed_by_name():
 
 
 def test_another_library_takes_its_turns(tmp_path):
-    began, waited = [], []
+    began, waited, looked_at = [], [], []
 
     def start():
         began.append(1)
-        return np.full(3, 1.5)
+        return 1.5
 
-    foreign = harness.Foreign("other", start, lambda: waited.append(1))
+    def outcome(result):
+        looked_at.append(result)
+        return np.full(3, result)
+
+    foreign = harness.Foreign("other", start, lambda: waited.append(1), outcome)
     case = harness.Case("c", lambda: np.ones(3), (), foreign=lambda: [foreign])
     output = tmp_path / "record.json"
     (row,) = harness.run([case], samples=2, output=output, calls=3)["rows"]
     assert (row["rival"], row["max_error"], len(row["samples_ms"])) == ("other", 0.5, 2)
     assert (len(began), len(waited)) == (2 + 2 * 3, 3)
+    assert looked_at == [1.5]  # of the first call alone: no copy is timed
 
 
 def test_the_error_is_the_distance_from_the_oracle(tmp_path):

