@@ -6,11 +6,11 @@ Mean distance of output, log-sum-exp, gradients and captured gradients from the 
 in float64, over that of the formula in the working dtype: the bar is 1.1. Lengths that
 are no multiple of anything, shared key heads, values wider or narrower than keys, 32 to
 256 channels, float16. "unseen" masks leave keys to nobody and some queries without
-keys; those hold NaN in the arrays and 0 in the formula.
+keys; those hold NaN in the arrays and 0 in the formula. `--implementation triton` asks
+the kernels in Triton, into a file of their own.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -27,7 +27,10 @@ from benchmarks.attention_workloads import Program, documents
 from benchmarks.bench_attention_gpu import PROGRAMS, table
 
 
-OUTPUT = harness.RESULTS / "attention_exactness.json"
+OUTPUTS = {
+    "mosaic_gpu": harness.RESULTS / "attention_exactness.json",
+    "triton": harness.RESULTS / "attention_triton_exactness.json",
+}
 BAR = 1.1
 NAMES = ("out", "lse", "dq", "dk", "dv", "captured")
 
@@ -115,6 +118,7 @@ CASES = [
     Case("alibi", 257, 80, 80, dtype="float16"),
     Case("table", 4095, 64, 64, H=2, K=2),
     Case("table", 257, 80, 80, H=4, K=1, dtype="float16"),
+    *(Case("table", S, D, D, H=1, K=1) for S in (4096, 16384) for D in (64, 128)),
 ]
 
 
@@ -150,7 +154,7 @@ def formula(case: Case, dtype: Any) -> list[np.ndarray]:
         return [np.asarray(x, np.float64) for x in found]
 
 
-def ours(case: Case, options: Any) -> list[np.ndarray]:
+def ours(case: Case, implementation: Any, options: Any) -> list[np.ndarray]:
     """The same of the kernels; NaN in what takes no part."""
     qkv, floats, cotangents = (
         [jnp.asarray(x, case.dtype) for x in part] for part in case.arrays()
@@ -163,7 +167,7 @@ def ours(case: Case, options: Any) -> list[np.ndarray]:
     def attend(qkv: Any, floats: Any) -> Any:
         out, aux = px.flex_attention(
             *qkv, score_mod=case.mods(floats)[0], block_mask=mask, enable_gqa=True,
-            return_aux=px.AuxRequest(lse=True), implementation="mosaic_gpu",
+            return_aux=px.AuxRequest(lse=True), implementation=implementation,
             kernel_options=options,
         )  # fmt: skip
         return out, jnp.where(aux.lse == -jnp.inf, 0, aux.lse)
@@ -175,7 +179,7 @@ def ours(case: Case, options: Any) -> list[np.ndarray]:
     return [np.asarray(x.astype(jnp.float32), np.float64) for x in found]
 
 
-def run_case(case: Case, options: Any) -> dict[str, Any]:
+def run_case(case: Case, implementation: Any, options: Any) -> dict[str, Any]:
     """A row: mean errors, and how many times the formula's they are."""
     golden, plain = (formula(case, x) for x in (jnp.float64, jnp.dtype(case.dtype)))
 
@@ -183,7 +187,7 @@ def run_case(case: Case, options: Any) -> dict[str, Any]:
         pairs = zip(found, golden, strict=True)
         return [float(np.abs(x - y).mean()) for x, y in pairs]
 
-    mine, theirs = errors(ours(case, options)), errors(plain)
+    mine, theirs = errors(ours(case, implementation, options)), errors(plain)
     ratios = [a / b for a, b in zip(mine, theirs, strict=True)]
     row = {
         **asdict(case),
@@ -208,19 +212,20 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="tiny, interpreted, anywhere"
     )
-    parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--implementation", choices=OUTPUTS, default="mosaic_gpu")
+    parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    output = options.output or OUTPUTS[options.implementation]
     if options.quick:
         harness.prepare_interpreter()
     record, rows = harness.environment_record(), []
     for case in (CASES[n] for n in options.cases):
         if options.quick:
             case = replace(case, S=70, H=case.H // case.K * 2, K=2)
-        rows.append(run_case(case, {"interpret": 1} if options.quick else None))
-        whole = harness.merged(options.output, record, rows, _key)
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({**whole, "bar": BAR}, indent=1)
-        options.output.write_text(text + "\n")
+        asked = {"interpret": 1} if options.quick else None
+        rows.append(run_case(case, options.implementation, asked))
+        whole = harness.merged(output, record, rows, _key)
+        harness.write({**whole, "bar": BAR}, output)
 
 
 if __name__ == "__main__":

@@ -15,17 +15,22 @@ lse and max_scores takes turns with who does not, apart from the others. Errors 
 mean distances from the formula in float64, for one head, and how many times as large
 they are as those of the formula in bfloat16. `--triton` also runs
 `implementation="triton"`. `--rows`, which are programs, `--lengths` and `--channels`
-run a part; parts of the same tree and device are merged in the file.
+run a part; parts of the same tree and device are merged in the file. `--processes`
+compile as many cases at once; what is measured, also by torch's autotuning, is measured
+by one of them at a time.
 """
 
 import argparse
 import gc
 import json
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import cycle, product
+from itertools import cycle, product, starmap
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +52,10 @@ from benchmarks.attention_workloads import (
 
 OUTPUT = Path(__file__).parent / "results" / "attention_gpu.json"
 WINDOW = 1024
-# Forward bars over torch flex with 64 and 128 channels, and over cuDNN.
+# Bars over torch flex with 64 and 128 channels, in both directions, and the others'.
 FLEX_BARS = {"soft cap": (1.6, 2.0), "documents": (1.5, 1.5), "table": (1.5, 1.5)}
-FLEX_BARS |= {"dense": (1.1, 1.15), "causal": (1.1, 1.15)}
-OTHERS_BAR, BACKWARD_BAR = (1.15, 1.3), 1.25
+FORWARD_BARS = {"dense": (1.1, 1.15), "causal": (1.1, 1.15)}
+OTHERS_BARS = {"forward": (1.15, 1.3), "backward": (1.25, 1.25)}
 TRITON, TRITON_BAR = "pliax in Triton", 1.0
 TORCH, AUTOTUNED = ("torch flex", "torch flex autotuned"), "max-autotune-no-cudagraphs"
 CUDNN_BARS = {"forward": 0.95, "backward": 0.85}
@@ -63,6 +68,8 @@ ASKED, ASKED_BAR = "pliax, lse and max_scores", 1 / 1.03  # of the time without 
 # So many times as many samples of both, in turns of their own: what a GPU's power
 # allows makes samples differ by 10 percent, and the bar is 3.
 ASKED_TIMES = 4
+# Held by who keeps the GPU busy or measures it, where several processes prepare cases.
+_turn: AbstractContextManager[Any] = nullcontext()
 
 
 def window(xp: Any, S: int) -> Any:
@@ -264,6 +271,7 @@ def torch_flex(
     mask = mask_mod and flex.create_block_mask(mask_mod, None, None, case.S, case.S)
     heads_first = (torch.as_tensor(x).cuda().bfloat16().transpose(1, 2) for x in arrays)
     *qkv, d_out = (x.contiguous() for x in heads_first)
+    torch.cuda.empty_cache()  # of the case before
     compiled = torch.compile(flex.flex_attention, dynamic=False, mode=mode)
     name, stream = TORCH[mode is not None], torch.cuda.Stream()
     torch.cuda.synchronize()  # what was made before is there for the stream
@@ -309,6 +317,21 @@ def torch_flex(
         seconds = time.perf_counter() - start
         more = partial(several, make)
         yield Entrant(name, make.__name__, call, more, wait, head, seconds)
+
+
+def autotune_in_turn(turn: AbstractContextManager[Any]) -> None:
+    """Lets torch compile its choices beside other processes, and measure them alone."""
+    from torch._inductor.select_algorithm import (  # pyright: ignore[reportMissingImports]
+        AlgorithmSelectorCache as Choices,
+    )
+
+    measure = Choices.benchmark_choices
+
+    def benchmark_choices(_: Any, *args: Any, **kwargs: Any) -> Any:
+        with turn:
+            return measure(*args, **kwargs)
+
+    Choices.benchmark_choices = classmethod(benchmark_choices)
 
 
 def if_it_compiles(entrants: Iterator[Entrant]) -> Iterator[Entrant]:
@@ -361,13 +384,16 @@ def queue_ms(entrant: Entrant, queue_s: float = 0.02) -> Callable[[], float]:
         entrant.wait(result)
         return 1e3 * (time.perf_counter() - start) / count
 
-    measure(entrant.call, 3)
-    single = measure(entrant.call, 3)
+    with _turn:
+        measure(entrant.call, 3)
+        single = measure(entrant.call, 3)
     if single >= SHORT_MS:
         count = max(3, round(1e3 * queue_s / single))
         return lambda: measure(entrant.call, count)
     places = entrant.several(together := round(TOGETHER_MS / single), PLACES)
-    count = max(3, round(1e3 * queue_s / min(measure(x, 3) for x in places)))
+    with _turn:
+        fastest = min(measure(x, 3) for x in places)
+    count = max(3, round(1e3 * queue_s / fastest))
     turns = cycle(places)
     return lambda: measure(next(turns), count) / together
 
@@ -400,6 +426,7 @@ def samples_of(
 
 
 def run_case(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
+    gc.collect()  # arrays of the case before
     arrays = case.arrays()
     on_device = [jnp.asarray(x, jnp.bfloat16) for x in arrays]
     interpreted = {"interpret": 1} if options.quick else None
@@ -414,13 +441,15 @@ def run_case(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
             entrants += if_it_compiles(torch_flex(case, arrays))
             if not options.without_autotune:
                 entrants += if_it_compiles(torch_flex(case, arrays, AUTOTUNED))
-    golden = formula(case, jnp.float64, arrays)
-    plain = mean_errors(formula(case, jnp.bfloat16, arrays), golden)
+    with _turn:
+        golden = formula(case, jnp.float64, arrays)
+        plain = mean_errors(formula(case, jnp.bfloat16, arrays), golden)
     rows = []
     for direction, first in (("forward", 0), ("backward", 2)):
         here = [x for x in entrants if x.direction == direction]
         clocks = [queue_ms(x, 1e-3 if options.quick else 0.02) for x in here]
-        all_times, without = samples_of(here, clocks, options.samples)
+        with _turn:
+            all_times, without = samples_of(here, clocks, options.samples)
         for entrant, times in zip(here, all_times, strict=True):
             found, again = (
                 entrant.head(entrant.wait(entrant.call())) for _ in range(2)
@@ -451,6 +480,41 @@ def run_case(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def _take_turns(turn: AbstractContextManager[Any], options: argparse.Namespace) -> None:
+    """The first that a process of several does."""
+    global _turn
+    _turn = turn
+    if options.quick:
+        harness.prepare_interpreter()
+    elif not (options.without_torch or options.without_autotune):
+        autotune_in_turn(turn)
+
+
+def each_case(
+    cases: Sequence[Case], options: argparse.Namespace
+) -> Iterator[list[dict[str, Any]]]:
+    """Rows of one case after another, in the order in which they are ready.
+
+    Raises:
+        ExceptionGroup: At the end, of what went wrong in other processes.
+    """
+    if options.processes == 1:
+        yield from (run_case(case, options) for case in cases)
+        return
+    context = multiprocessing.get_context("spawn")
+    first = partial(_take_turns, context.Lock(), options)
+    with ProcessPoolExecutor(options.processes, context, first) as pool:
+        futures = [pool.submit(run_case, x, options) for x in cases]
+        for done in as_completed(futures):
+            if error := done.exception():
+                print(f"a case could not be measured: {error!r}", flush=True)
+            else:
+                yield done.result()
+    errors = [x for x in map(Future.exception, futures) if isinstance(x, Exception)]
+    if errors:
+        raise ExceptionGroup("some cases could not be measured", errors)
+
+
 def report(row: dict[str, Any]) -> None:
     print(
         f"{row['program']:>10} S={row['S']:<6} D={row['D']:<4} {row['direction']:<9}"
@@ -467,11 +531,11 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for row in (x for x in rows if x["rival"].startswith("pliax")):
         program, wide = row["program"], row["D"] >= 128
-        bars: dict[tuple[str, ...], float] = {TORCH: BACKWARD_BAR}
+        special = FLEX_BARS | (FORWARD_BARS if row["direction"] == "forward" else {})
+        bar = special.get(program, OTHERS_BARS[row["direction"]])[wide]
+        bars: dict[tuple[str, ...], float] = {TORCH: bar}
         if row["rival"] == ASKED:
             bars = {("pliax",): ASKED_BAR}
-        elif row["direction"] == "forward":
-            bars[TORCH] = FLEX_BARS.get(program, OTHERS_BAR)[wide]
         if row["rival"] == TRITON:
             bars[TORCH] = TRITON_BAR
         elif program in ("dense", "causal") and row["rival"] != ASKED:
@@ -494,6 +558,14 @@ def _key(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[x] for x in ("program", "S", "D", "direction", "rival"))
 
 
+def cases_of(options: argparse.Namespace) -> list[Case]:
+    def case(S: int, D: int, program: str) -> Case:
+        batch, heads = (1, 2) if options.quick else (max(2, 16384 // S), 16)
+        return Case(program, S, D, batch, heads)
+
+    return [*starmap(case, product(options.lengths, options.channels, options.rows))]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
@@ -510,15 +582,16 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="tiny, interpreted, anywhere"
     )
+    parser.add_argument(
+        "--processes", type=int, default=1, help="that prepare cases, one GPU for all"
+    )
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
     if options.quick:
         harness.prepare_interpreter()
     record, rows = harness.environment_record(), []
-    for S, D, program in product(options.lengths, options.channels, options.rows):
-        batch, heads = (1, 2) if options.quick else (max(2, 16384 // S), 16)
-        rows += run_case(Case(program, S, D, batch, heads), options)
-        gc.collect()
+    for found in each_case(cases_of(options), options):
+        rows += found
         whole = harness.merged(options.output, record, rows, _key)
         bars = verdicts(whole["rows"])
         options.output.parent.mkdir(parents=True, exist_ok=True)

@@ -48,6 +48,22 @@ def test_of_the_options_of_torch_the_faster_ones_count(autotuned, ratio):
     assert found["ratio"] == pytest.approx(ratio) and not found["passed"]
 
 
+@pytest.mark.parametrize(
+    ("program", "narrow", "wide"),
+    [("soft cap", 1.6, 2.0), ("documents", 1.5, 1.5), ("table", 1.5, 1.5)],
+)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_the_larger_bars_are_for_both_directions(program, narrow, wide, direction):
+    row = {"program": program, "S": 4096, "direction": direction}
+    for D, bar in ((64, narrow), (128, wide)):
+        rows = [
+            {**row, "D": D, "rival": x, "median_ms": 1.0}
+            for x in ("pliax", *bench.TORCH)
+        ]
+        (found,) = bench.verdicts(rows)
+        assert found["bar"] == bar and not found["passed"]
+
+
 def test_who_asks_for_more_takes_turns_with_who_does_not():
     ran, names = [], ["pliax", "cuDNN", bench.ASKED]
     clocks = [lambda x=x: ran.append(x) or float(len(ran)) for x in names]
@@ -146,6 +162,18 @@ def test_a_quick_run_has_an_error_beside_each_time(tmp_path, monkeypatch):
     for row in record["rows"]:
         assert row["samples_ms"] and row["tflops"] > 0
         assert np.all(np.asarray(row["over_plain"]) < 1.1)
+
+
+@pytest.mark.slow
+def test_a_case_that_fails_in_its_process_leaves_the_others(tmp_path, monkeypatch):
+    output = tmp_path / "record.json"
+    words = "--quick --rows causal --lengths 128 --channels 64 300 --samples 1"
+    argv = ["bench", *words.split(), "--processes", "2", "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.RaisesGroup(pytest.RaisesExc(NotImplementedError, match="channels")):
+        bench.main()
+    rows = json.loads(output.read_text())["rows"]
+    assert {x["D"] for x in rows} == {64} and len(rows) == 3
 
 
 @pytest.mark.slow
