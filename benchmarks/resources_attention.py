@@ -2,13 +2,13 @@
 
     python benchmarks/resources_attention.py
 
-needs a C compiler, jax's CUDA plugin, `ptxas` and `nvdisasm`: `benchmarks/README.md` has
-the command. Kernels of each case of `bench_attention_gpu.py` are lowered, translated by
-the plugin, which thinks that a Hopper GPU is there, and by `ptxas`, and taken apart:
-registers, bytes that spill, and of each innermost loop with products on the tensor
-cores, which is a visit, how many instructions it has, and of which kinds. A loop that
-is for what is rare counts, too. `--programs`, `--lengths` and `--channels` run a part,
-and `--options` asks for `kernel_options`; parts of the same tree are merged.
+needs a C compiler, jax's CUDA plugin, `ptxas` and `nvdisasm`: `benchmarks/README.md`
+has the command. Kernels of each case of `bench_attention_gpu.py` are lowered,
+translated by the plugin, which thinks that a Hopper GPU is there, and by `ptxas`, and
+taken apart: registers, bytes that spill, and of each innermost loop with products on
+the tensor cores, which is a visit, how many instructions it has, and of which kinds. A
+loop that is for what is rare counts, too. `--programs`, `--lengths` and `--channels`
+run a part, `--options` asks for `kernel_options`; parts of the same tree are merged.
 """
 
 import argparse
