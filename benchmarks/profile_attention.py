@@ -14,9 +14,10 @@ import argparse
 import csv
 import ctypes
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,7 @@ CASES = [
 ]
 QUERIES = 16  # of decoding, of one sequence
 RUNS = 5  # of which the median counts
+LIMIT_S = 90  # of ncu; once it had not ended after 400 (documents of 16,384 tokens)
 # What is kept of ncu's metrics, in its base units, and as what.
 METRICS = {
     "gpu__time_duration.sum": ("us", 1e-3),
@@ -134,13 +136,32 @@ def counted(number: int) -> list[dict[str, Any]]:
     # In a CUDA graph kernels are one thing, which ncu cannot tell apart.
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_enable_command_buffer="
     environment = {**os.environ, "XLA_FLAGS": flags}
-    found = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False
-    )
-    if found.returncode:
-        print(found.stderr[-2000:], found.stdout[-500:], file=sys.stderr)
-        raise RuntimeError(f"ncu ended with {found.returncode}: {found.stderr[-200:]}")
-    return [*parsed(found.stdout.splitlines())]
+    return [*parsed(told_within(LIMIT_S, command, environment).splitlines())]
+
+
+def told_within(
+    limit_s: float, command: Sequence[str], environment: Mapping[str, str]
+) -> str:
+    """What a program prints; it and those it started end when the time is over.
+
+    Raises:
+        RuntimeError: If it fails, or does not end.
+    """
+    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipe |= {"text": True, "env": environment, "start_new_session": True}
+    name = command[0]
+    with subprocess.Popen(command, **pipe) as running:
+        try:
+            told, complaint = running.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(running.pid, signal.SIGKILL)
+            raise RuntimeError(f"{name} did not end within {limit_s:g} s") from error
+    if running.returncode:
+        print(complaint[-2000:], told[-500:], file=sys.stderr)
+        raise RuntimeError(
+            f"{name} ended with {running.returncode}: {complaint[-200:]}"
+        )
+    return told
 
 
 def parsed(lines: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,10 @@
 
 import csv
 import io
+import os
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +58,33 @@ def test_every_case_is_one_that_a_benchmark_times(monkeypatch, capsys):
         case = profile.case_of(number)
         known = profile.decoding if direction == "decoding" else profile.attention
         assert program in known.PROGRAMS and case.program == program and case.S == S
+
+
+def is_running(number: int) -> bool:
+    try:
+        state = Path(f"/proc/{number}/stat").read_text().split()[2]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def test_a_program_that_does_not_end_is_ended_with_those_it_started(tmp_path):
+    child = tmp_path / "child"
+    command = ["sh", "-c", f"sleep 60 & echo $! > {child}; wait"]
+    with pytest.raises(RuntimeError, match=r"sh did not end within 0\.5 s"):
+        profile.told_within(0.5, command, os.environ)
+    number = int(child.read_text())
+    deadline = time.monotonic() + 10
+    while is_running(number):  # a signal takes a moment
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_program_that_fails_is_quoted():
+    command = ["sh", "-c", "echo what is wrong >&2; exit 3"]
+    with pytest.raises(RuntimeError, match="sh ended with 3: what is wrong"):
+        profile.told_within(10, command, os.environ)
+
+
+def test_what_a_program_prints_is_returned():
+    assert profile.told_within(10, ["echo", "a, b"], os.environ) == "a, b\n"
